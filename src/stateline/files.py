@@ -155,15 +155,16 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing a folder; it is made if it is missing.
+    """Keep other processes from writing a folder.
 
-    The lock is on the folder itself and ends with its process. Where the file system has no locks,
+    If it is missing, it is made, and removed at the end if it is still empty. The lock is on the folder itself and ends with its process. Where the file system has no locks,
     nothing is kept.
 
     Raises:
         InputError: If another process writes the folder, or it cannot be made.
     """
     try:
+        existed = folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     except (OSError, ValueError) as error:
@@ -180,6 +181,8 @@ def sole_writer(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        if not existed and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
         os.close(handle)
 
 

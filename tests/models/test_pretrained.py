@@ -192,6 +192,15 @@ def test_the_command_converts_there_and_back(
     assert "exists: choose another folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", ["run", "run/checkpoints/step-00000002"])
+def test_a_checkpoint_keeps_the_tokenizer_of_its_run(tmp_path: Path, given: str) -> None:
+    model = LanguageModel(ModelConfig("lstm", vocab_size=8, d_model=4))
+    save_model(model, tmp_path / "run" / "checkpoints" / "step-00000002")
+    (tmp_path / "run" / "tokenizer.json").write_text("{}")
+    assert main(["convert", str(tmp_path / given), str(tmp_path / "ours")]) == 0
+    assert (tmp_path / "ours" / "tokenizer.json").read_text() == "{}"
+
+
 MEMORY = """
 import os, sys, threading
 from stateline import load_pretrained

@@ -211,6 +211,9 @@ def test_without_training_the_table_has_what_is_there(capsys: pytest.CaptureFixt
     assert reproduce("--as_is") == 2
     assert "no run of nobody/one is there yet: leave out --as_is" in capsys.readouterr().err
     assert main(["train", "lstm", "--device", "cpu", *TRAIN[:-1], "4", "--out", "old"]) == 0
+    speed = Path("old/speed/copying/result.json")  # as in the folder of a comparison
+    speed.parent.mkdir(parents=True)
+    speed.write_text("{}")
     assert reproduce("--from", "old", "--as_is") == 0
     assert [(row.label, row.seeds) for row in recorded().rows] == [("LSTM", [0])]
 

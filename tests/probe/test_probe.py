@@ -14,6 +14,7 @@ import torch
 from stateline.cli import main
 from stateline.data import ByteTokenizer, CharacterTokenizer, load_tokenizer
 from stateline.errors import InputError
+from stateline.files import sole_writer
 from stateline.models.checkpoint import save_model
 from stateline.models.config import ModelConfig
 from stateline.models.constructions.ngram_copier import ngram_copier
@@ -208,6 +209,11 @@ def test_a_second_start_measures_only_what_is_missing() -> None:
     assert reader.asked == 2 * asked
     whole = run_probes(plan("letters", lengths=[4, 6]), material, Oracle, Path("whole"))
     assert [p.exact_match for p in results.points] == [p.exact_match for p in whole.points]
+
+
+def test_a_folder_that_another_process_writes_is_refused() -> None:
+    with sole_writer(Path("out")), pytest.raises(InputError, match="another process writes out"):
+        run_probes(plan("letters"), Material(None), Oracle, Path("out"))
 
 
 def test_nothing_is_loaded_if_nothing_is_missing() -> None:

@@ -163,6 +163,13 @@ def test_answers_that_greedy_decoding_gives_exactly_are_counted(tmp_path: Path) 
     assert str(sample_text(model, task)).startswith(task.questions()[0].prompt)
 
 
+def test_a_sample_leaves_out_tokens_that_the_task_lacks(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", "answer": "no"} for n in range(90)]
+    task = task_of(write(tmp_path / "same.jsonl", *rows), answered=9, held_out=0.3)
+    model = make_model(configure("lstm", vocab_size=2560, d_model=16)).eval()
+    assert str(sample_text(model, task)).startswith(task.questions()[0].prompt)
+
+
 SHORT = TrainConfig(steps=4, lr=1e-2, schedule="constant", warmup_steps=0)
 
 

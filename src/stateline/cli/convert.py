@@ -34,12 +34,13 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     """Convert, and tell what was recognised."""
     given = parser.parse_args(arguments)
 
+    from stateline.generate.runs import find_model, tokenizer_places
     from stateline.models.convert.table import read_pretrained, tokenizer_files, write_pretrained
 
     settings = parse_json_object(given.settings, "value of --settings")
     if Path(given.dst).exists():
         raise InputError(f"{given.dst} exists: choose another folder, or remove it")
-    source = user_folder(given.src)
+    source = find_model(user_folder(given.src))
     found = read_pretrained(source, settings=settings, dtype=resolve_dtype(given.dtype))
     model = found.model
     parameters = sum(p.numel() for p in model.parameters())
@@ -47,9 +48,9 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     print(f"{parameters:,} parameters, d_model {model.d_model}, {model.config.vocab_size:,} tokens")
     if found.ignored:
         print(f"not needed: {len(found.ignored)} tensors, such as {found.ignored[0]}")
-    beside = source if source.is_dir() else source.parent
+    beside = next((place for place in tokenizer_places(source) if tokenizer_files(place)), None)
     write_pretrained(model, given.dst, given.to, tokenizer_from=beside)
-    if copied := tokenizer_files(beside):
-        print(f"copied {', '.join(path.name for path in copied)}")
+    if beside:
+        print(f"copied {', '.join(path.name for path in tokenizer_files(beside))}")
     print(f"wrote {given.dst} ({given.to})")
     return 0

@@ -100,12 +100,15 @@ def read_model_config(folder: str | Path) -> ModelConfig:
     return published_config(home) if is_published(home) else read_config(home / CONFIG)
 
 
+def tokenizer_places(home: Path) -> list[Path]:
+    """The folders in which a model's tokenizer may be: beside the model, or in its run."""
+    beside = home.parent if home.is_file() else home
+    return [beside, home.parents[1]] if _is_checkpoint(home) else [beside]
+
+
 def _own_tokenizer(home: Path) -> Path | None:
     """The tokenizer's file, or the folder that holds GPT-2's two files."""
-    places = [home.parent if home.is_file() else home]
-    if _is_checkpoint(home):
-        places.append(home.parents[1])
-    for folder in places:
+    for folder in tokenizer_places(home):
         if (folder / FILE).is_file():
             return folder / FILE
         if all((folder / name).is_file() for name in ("vocab.json", "merges.txt")):

@@ -11,7 +11,7 @@ from stateline.files import write_text
 from stateline.generate.runs import read_model_config
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import canonical_pattern
-from stateline.runs.folder import RESULT, RESULTS, read_results, read_run, stored_run
+from stateline.runs.folder import RESULT, RESULTS, SPEED, read_results, read_run, stored_run
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord, to_json
 from stateline.tasks import Task
@@ -96,6 +96,8 @@ def _finished(folders: Sequence[Path]) -> Iterator[tuple[RunRecord, ModelConfig,
         if not folder.is_dir():
             raise InputError(f"no folder {folder}: --from takes folders that hold finished runs")
         for path in sorted(folder.rglob(RESULT)):
+            if path.parents[1].name == SPEED:  # times of a comparison
+                continue
             run = read_run(path.parent)
             if run is None or not run.by_length:  # a trial
                 continue

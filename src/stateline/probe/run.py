@@ -15,7 +15,7 @@ import msgspec
 
 from stateline.errors import InputError, unknown_name
 from stateline.evaluate.harness import Metric
-from stateline.files import check_writable, regular_file, write_text
+from stateline.files import check_writable, regular_file, sole_writer, write_text
 from stateline.probe.load import fingerprint
 from stateline.probe.material import Material
 from stateline.probe.prompts import Example
@@ -107,24 +107,27 @@ def run_probes(
     """
     plan.check()
     check_writable(folder / FILE)
-    results = read_probes(folder) if (folder / FILE).exists() else _empty(command)
-    wanted = [(*point, _key(*point, plan, material)) for point in plan.points()]
-    missing = {PROBES[point[1]].data for point in wanted if results.known(*point) is None}
-    for kind in sorted(missing - {""}):
-        material.read(kind)
-    reader: Reader | None = None
-    for model, task, length, key in wanted:
-        if (point := results.known(model, task, length, key)) is not None:
-            on_point(point, False)
-            continue
-        if reader is None or reader.name != model:
-            reader = None  # before the next model is read: two may not fit into memory
-            reader = load(model)
-        point = _measure(reader, task, length, plan.settings, material, key)
-        others = [p for p in results.points if (p.model, p.task, p.length) != (model, task, length)]
-        results = msgspec.structs.replace(results, points=[*others, point])
-        write_text(folder / FILE, to_json(results, indent=1))
-        on_point(point, True)
+    with sole_writer(folder):
+        results = read_probes(folder) if (folder / FILE).exists() else _empty(command)
+        wanted = [(*point, _key(*point, plan, material)) for point in plan.points()]
+        missing = {PROBES[point[1]].data for point in wanted if results.known(*point) is None}
+        for kind in sorted(missing - {""}):
+            material.read(kind)
+        reader: Reader | None = None
+        for model, task, length, key in wanted:
+            if (point := results.known(model, task, length, key)) is not None:
+                on_point(point, False)
+                continue
+            if reader is None or reader.name != model:
+                reader = None  # before the next model is read: two may not fit into memory
+                reader = load(model)
+            point = _measure(reader, task, length, plan.settings, material, key)
+            others = [
+                p for p in results.points if (p.model, p.task, p.length) != (model, task, length)
+            ]
+            results = msgspec.structs.replace(results, points=[*others, point])
+            write_text(folder / FILE, to_json(results, indent=1))
+            on_point(point, True)
     return results
 
 

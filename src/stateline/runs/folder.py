@@ -10,8 +10,8 @@ from stateline.plugins import imported
 from stateline.runs.record import RecordT
 from stateline.runs.results import Results, RunRecord, from_json
 
-RESULTS, RESULT = "results.json", "result.json"
-"""Names of files: of a comparison or a training run with its task, and of one run alone."""
+RESULTS, RESULT, SPEED = "results.json", "result.json", "speed"
+"""Files of a comparison (or a training run with its task) and of one run; a folder of times."""
 
 IMPORTS = "imports.json"
 """Name of the file that lists the user's code that was imported when a run began."""

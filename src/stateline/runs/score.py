@@ -64,5 +64,6 @@ def sample_text(model: AnyModel, task: Any) -> str | None:
     prompt = task.beginning(min(SAMPLE_PROMPT, limit))
     prompt, room = prompt.to(model.embedding.weight.device), limit + 1 - prompt.shape[1]
     tokens = generate(model, prompt, min(SAMPLE_TOKENS, room), sampling=Sampling(temperature=0.8))
-    text = task.tokenizer.decode(torch.cat([prompt, tokens], dim=1)[0].tolist())
+    ids, size = torch.cat([prompt, tokens], dim=1)[0], task.tokenizer.vocab_size
+    text = task.tokenizer.decode(ids[ids < size].tolist())  # the model may know further tokens
     return text.encode(errors="surrogateescape").decode(errors="replace")

@@ -18,7 +18,7 @@ from stateline.files import write_text
 from stateline.models.factory import make_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
-from stateline.runs.folder import RESULT, slug, stored
+from stateline.runs.folder import RESULT, SPEED, slug, stored
 from stateline.runs.job import Job, digest
 from stateline.runs.record import Record
 from stateline.runs.results import SpeedRecord, TimingRecord, to_json
@@ -92,7 +92,7 @@ def time_jobs(
     settings = [f"{digest(job.model)} {job.training.precision}" for job in jobs]
     text = "\n".join([*settings, detail, str(device)])
     name = f"{slug(jobs[0].task)}--{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-    path = folder / "speed" / name
+    path = folder / SPEED / name
     found = stored(path, _Together)
     if found is None or len(found.records) != len(jobs):
         found = _Together(records=list(_timed(jobs, device, detail, tell)))

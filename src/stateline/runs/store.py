@@ -98,7 +98,6 @@ def _writing(folder: Path) -> Iterator[None]:
     check_run_folder(folder)
     for name in (RESULT, CONFIG, WEIGHTS):
         check_writable(folder / name)
-    existed = folder.exists()
     with sole_writer(folder):
         before = set(folder.iterdir())  # not before the lock: it may be another process's run
         try:
@@ -107,6 +106,4 @@ def _writing(folder: Path) -> Iterator[None]:
             if not found(folder) and not (folder / RESULT).exists():
                 for path in set(folder.iterdir()) - before:
                     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-                if not existed and not any(folder.iterdir()):
-                    folder.rmdir()
             raise
