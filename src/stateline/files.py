@@ -157,8 +157,8 @@ def check_writable(path: Path) -> None:
 def sole_writer(folder: Path) -> Iterator[None]:
     """Keep other processes from writing a folder.
 
-    If it is missing, it is made, and removed at the end if it is still empty. The lock is on the folder itself and ends with its process. Where the file system has no locks,
-    nothing is kept.
+    If it is missing, it is made, and removed at the end if it is still empty. The lock is on the
+    folder itself and ends with its process. Where the file system has no locks, nothing is kept.
 
     Raises:
         InputError: If another process writes the folder, or it cannot be made.
