@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from stateline.layers import (
     select_rows,
 )
 from stateline.models.language_model import LanguageModel
+from stateline.ops import use_backend
 
 WIDTH = 8
 
@@ -99,11 +101,55 @@ def test_a_complex_state_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("unannotated")
-def test_vmap_over_calls_says_that_rows_are_a_batch() -> None:
-    layer, x = Attention(8, n_heads=2), torch.zeros(3, 2, 5, 8)
-    state = layer.init_state(2)
-    with pytest.raises(InputError, match=r"Attention does not run under torch.vmap: give it the r"):
-        torch.vmap(lambda each: layer.forward_chunk(each, state)[0])(x)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # PyTorch's own jvp
+@pytest.mark.parametrize("transform", ["vmap", "grad", "weights", "rows", "jvp"])
+def test_transforms_of_calls_name_the_way_out(transform: str) -> None:
+    layer, x = Attention(8, n_heads=2), torch.randn(3, 2, 5, 8)
+    weights = dict(layer.named_parameters())
+
+    def loss(own: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, own, (x,)).square().sum()
+
+    run: Callable[[], Any] = {
+        "vmap": lambda: torch.vmap(layer)(x),
+        "grad": lambda: torch.func.grad(lambda x: layer(x).square().sum())(x[0]),
+        "weights": lambda: torch.func.grad(loss)(weights, x[0]),
+        "rows": lambda: torch.vmap(torch.func.grad(loss), (None, 0))(weights, x),
+        "jvp": lambda: torch.func.jvp(layer, (x[0],), (x[0],)),
+    }[transform]
+    with pytest.raises(InputError, match=r"Attention do not run under .*_backend\(\"reference\"\)"):
+        run()
+    with use_backend("reference"):
+        found = run()
+    if transform == "rows":
+        wanted = [torch.autograd.grad(loss(weights, each), [*weights.values()]) for each in x]
+        for each, *its in zip(found.values(), *wanted, strict=True):
+            torch.testing.assert_close(each, torch.stack(its), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("verb", ["forward", "forward_chunk", "step", "step_"])
+@pytest.mark.parametrize("x", [[[0.0] * WIDTH], np.zeros((2, WIDTH))])
+def test_what_is_no_tensor_is_refused(x: Any, verb: str) -> None:
+    layer = H3(WIDTH)
+    more = () if verb == "forward" else (layer.init_state(2),)
+    message = rf"H3.{verb} takes a tensor, got (list|ndarray): give torch.as_tensor\(x\)"
+    with pytest.raises(InputError, match=message):
+        getattr(layer, verb)(x, *more)
+    if verb.startswith("forward"):
+        with pytest.raises(InputError, match=message):
+            getattr(layer, verb)(x, *more, starts=torch.zeros(2, 1, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_state_of_less_than_no_rows_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="batch_size and capacity must be at least 0, got a"):
+        make(name).init_state(-1)
+
+
+def test_a_state_with_less_than_no_room_is_refused() -> None:
+    with pytest.raises(InputError, match="batch_size and capacity must be at least 0, got a"):
+        Attention(WIDTH).init_state(2, capacity=-1)
 
 
 @pytest.mark.usefixtures("unannotated")

@@ -126,6 +126,9 @@ def test_settings_that_cannot_be_used_are_named(settings: dict[str, Any], messag
         (NUMBERS, torch.full((2, 5, 3), torch.inf), "must be finite, got NaN"),
         (TOKENS, torch.zeros(2, 5, 3), r"must be tokens of shape \(batch, length\)"),
         (TOKENS, torch.zeros(2, 5), "tokens must be integers"),
+        (TOKENS, torch.zeros(5, dtype=torch.long), r"\(batch, length\), got torch.int64 of \(5,\)"),
+        (TOKENS, torch.zeros(2, 5).bool(), "int64 or int32, got torch.bool"),
+        (NUMBERS, torch.zeros(3), r"\(batch, length, 3\), got torch.float32 of \(3,\)"),
         (TOKENS, torch.full((2, 5), 7), "tokens must be from 0 to 6"),
     ],
 )
@@ -133,8 +136,32 @@ def test_settings_that_cannot_be_used_are_named(settings: dict[str, Any], messag
 def test_input_of_another_kind_is_refused(
     config: ClassifierConfig, x: torch.Tensor, message: str
 ) -> None:
-    with pytest.raises(InputError, match=message):
-        SequenceClassifier(config)(x.cpu())
+    model = SequenceClassifier(config)
+    for read in (model, model.classify):
+        with pytest.raises(InputError, match=message):
+            read(x.cpu())
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("unannotated")
+def test_a_step_takes_numbers_of_each_row() -> None:
+    model = SequenceClassifier(NUMBERS)
+    for x in (torch.zeros(()), torch.zeros(2, 5, 3)):
+        with pytest.raises(InputError, match=r"shape \(batch, 3\), got torch.float32 of"):
+            model.step(x, model.init_state(2))
+    for sizes in ({"batch_size": -1}, {"batch_size": 2, "capacity": -1}):
+        with pytest.raises(InputError, match="must be at least 0, got"):
+            model.init_state(**sizes)
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize(
+    "lengths", [[5], torch.tensor([5]), torch.tensor([5, 3, 1]), torch.tensor([5.0, 3.0]), [5, 3]]
+)
+def test_lengths_are_an_integer_of_each_row(lengths: Any) -> None:
+    model = new_model()
+    with pytest.raises(InputError, match="lengths must be an integer for each of the 2 rows"):
+        model.classify(model.example_input(2, 5), lengths)
 
 
 @pytest.mark.parametrize("lengths", [[0, 3], [3, 6]])

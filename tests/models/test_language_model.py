@@ -141,3 +141,62 @@ def test_a_batch_without_rows_keeps_as_many_logits() -> None:
     none = torch.zeros(0, 5, dtype=torch.int64)
     logits, _ = model.forward_chunk(none, model.init_state(0), keep=2)
     assert logits.shape == model(none, keep=2).shape == (0, 2, 10)
+
+
+TOKENS = torch.zeros(2, 5, dtype=torch.int64)
+KINDS_OF_INPUT = [
+    (TOKENS[0], r"tensor of shape \(batch, length\), got torch.int64 of \(5,\)"),
+    (TOKENS[None], r"tensor of shape \(batch, length\), got torch.int64 of \(1, 2, 5\)"),
+    (TOKENS.bool(), "int64 or int32, got torch.bool: pass token numbers, after .long()"),
+    (TOKENS.to(torch.uint8), "int64 or int32, got torch.uint8"),
+    (TOKENS.tolist(), "a tensor.*, got list"),
+    (TOKENS.numpy(), "a tensor.*, got ndarray"),
+]
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize(("x", "message"), KINDS_OF_INPUT)
+def test_what_are_no_rows_of_tokens_is_refused(x: Any, message: str) -> None:
+    made = model("h3")
+    for read in (made, made.hidden_states, lambda x: made.forward_chunk(x, made.init_state(2))):
+        with pytest.raises(InputError, match=message):
+            read(x)
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("verb", ["step", "step_"])
+def test_a_step_takes_a_token_of_each_row(verb: str) -> None:
+    made = model("h3")
+    with pytest.raises(InputError, match=r"shape \(batch\), got torch.int64 of \(2, 5\)"):
+        getattr(made, verb)(TOKENS, made.init_state(2))
+
+
+@pytest.mark.cpu
+def test_tokens_may_be_int32() -> None:
+    made = model("h3")
+    torch.testing.assert_close(made(TOKENS.int()), made(TOKENS))
+
+
+@pytest.mark.usefixtures("unannotated")
+def test_starts_do_not_hide_an_input_of_another_shape() -> None:
+    with pytest.raises(InputError, match=r"shape \(batch, length\), got torch.int64 of \(5,\)"):
+        model("h3")(TOKENS[0], starts=torch.zeros(5, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [({"batch_size": -1}, "batch_size=-1"), ({"batch_size": 2, "capacity": -1}, "capacity=-1")],
+)
+def test_a_state_has_no_less_than_no_rows_and_room(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=f"must be at least 0, got {message}"):
+        model("feed_forward").init_state(**sizes)
+
+
+def test_no_less_than_no_logits_are_kept() -> None:
+    made = model("h3")
+    tokens = made.example_input(2, 5)
+    for read in (made, lambda x, keep: made.forward_chunk(x, made.init_state(2), keep=keep)):
+        with pytest.raises(InputError, match="keep must be at least 0, got keep=-1"):
+            read(tokens, keep=-1)

@@ -215,8 +215,13 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         shape = (batch_size, length, self.d_model)
         return torch.randn(shape, dtype=weight.dtype, device=weight.device)
 
-    def check_values(self, x: Tensor) -> None:
-        """Raise InputError if an input from outside, not of vectors, cannot be used."""
+    def check_values(self, x: Tensor, axes: tuple[str, ...] = ("batch", "length")) -> None:
+        """Raise InputError if an input from outside, not of vectors, cannot be used.
+
+        Args:
+            x: Input.
+            axes: Names of its axes, without those of the numbers at one position.
+        """
 
     @property
     def takes_vectors(self) -> bool:
@@ -292,7 +297,13 @@ def row_inputs(layer: AnyLayer, x: Tensor, lengths: Tensor | None) -> tuple[Any,
 
 
 def zeros(weight: Tensor, *shape: int) -> Tensor:
-    """Plain zeros of a weight's dtype on its device, even if the weight is a DTensor."""
+    """Plain zeros of a weight's dtype on its device, even if the weight is a DTensor.
+
+    Raises:
+        InputError: If a size is negative, as a ``batch_size`` or ``capacity`` may be.
+    """
+    if any(size < 0 for size in shape):
+        raise InputError(f"batch_size and capacity must be at least 0, got a state of {shape}")
     return torch.zeros(shape, dtype=weight.dtype, device=weight.device)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.documents import Documents, read, read_chunk
-from stateline.layers.state import State, copied, leaves_of, select_rows
+from stateline.layers.state import State, copied, leaves_of, select_rows, shown
 
 _nested: ContextVar[bool] = ContextVar("nested", default=False)
 
@@ -69,11 +69,12 @@ def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
     try:
         return _call(layer, name, x, *more, **options)
     except RuntimeError as error:
-        if not torch._C._functorch.is_batchedtensor(x):
+        if torch._C._functorch.peek_interpreter_stack() is None:
             raise
         raise InputError(
-            f"{type(layer).__name__} does not run under torch.vmap: give it the rows of all calls "
-            "as one batch"
+            f"the kernels of {type(layer).__name__} do not run under torch.vmap and torch.func: "
+            'call it with stateline.ops.use_backend("reference"), which most layers allow, or give '
+            "it the rows of all calls as one batch and take gradients with torch.autograd"
         ) from error
 
 
@@ -85,12 +86,11 @@ def call_packed(
     Raises:
         InputError: If the input, the starts or the state does not fit the layer.
     """
-    if 0 in x.shape[:2]:
-        return getattr(layer, name)(x, *more, **options)
-    documents = Documents.of(starts, x)
     if not is_inside():
-        return call(layer, name, x, *more, starts=documents, **options)
-    return _run_packed(layer, name, x, *more, starts=documents, **options)
+        return call(layer, name, x, *more, starts=starts, **options)
+    if 0 in x.shape[:2]:
+        return getattr(layer, f"_{name}")(x, *more, **options)
+    return _run_packed(layer, name, x, *more, starts=Documents.of(starts, x), **options)
 
 
 def _run_packed(
@@ -103,12 +103,19 @@ def _run_packed(
     return read_chunk(layer, x, *more, starts, **options)
 
 
-def _call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
+def _call(
+    layer: Any,
+    name: str,
+    x: Tensor,
+    *more: Any,
+    starts: Tensor | Documents | None = None,
+    **options: Any,
+) -> Any:
     run = getattr(layer, f"_{name}")
-    if "starts" in options:
-        run = partial(_run_packed, layer, name)
     with unchecked():
         _check_input(layer, x, name)
+        if starts is not None and 0 not in x.shape[:2]:
+            run = partial(_run_packed, layer, name, starts=Documents.of(starts, x))
         if name == "forward":
             return run(x, *more, **options) if len(x) else run(_one_row(x), **options)[:0]
         (state,) = more
@@ -124,11 +131,15 @@ def _call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
 
 def _check_input(layer: Any, x: Tensor, name: str) -> None:
     """Vectors must be as wide as the layer; other layers check what they take."""
+    if not isinstance(x, Tensor):
+        raise InputError(
+            f"{type(layer).__name__}.{name} takes a tensor, got {shown(x)}: give torch.as_tensor(x)"
+        )
+    axes = ("batch",) if name.startswith("step") else ("batch", "length")
     if not layer.takes_vectors:
-        layer.check_values(x)
+        layer.check_values(x, axes)
     if not (x.is_floating_point() and layer.takes_vectors):
         return
-    axes = ("batch",) if name.startswith("step") else ("batch", "length")
     fits = x.ndim == len(axes) + 1 or layer.any_batch_axes
     if not fits or x.shape[-1:] != (layer.d_model,):
         wanted = ", ".join((*axes, f"d_model={layer.d_model}"))

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers.state import State, cat_states, replace_rows, select_rows
+from stateline.layers.state import State, cat_states, replace_rows, select_rows, shown
 
 CALL = 128
 """One call of a layer costs about as much as this number of tokens; batches are chosen by it."""
@@ -67,10 +67,11 @@ class Documents:
         """
         if isinstance(starts, Documents):
             return starts
-        if starts.dtype != torch.bool or starts.shape != x.shape[:2]:
+        fits = isinstance(starts, Tensor) and starts.dtype == torch.bool
+        if not fits or starts.shape != x.shape[:2]:
             raise InputError(
-                "starts must be true at the first position of each document, bool of shape "
-                f"{tuple(x.shape[:2])} as the input, got {starts.dtype} of {tuple(starts.shape)}"
+                "starts must be true at the first position of each document, a bool tensor of "
+                f"shape {tuple(x.shape[:2])} as the input, got {shown(starts)}"
             )
         return cls(starts, x.device)
 

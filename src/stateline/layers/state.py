@@ -399,3 +399,17 @@ def _like(part: State, parts: Sequence[State]) -> State:
     """Tuple of the same type as ``part``."""
     make: Callable[..., State] = getattr(part, "_make", tuple)
     return make(parts)
+
+
+def shown(value: object) -> str:
+    """Dtype and shape of a tensor, or the type of anything else, for messages.
+
+    Example:
+        >>> shown(torch.zeros(2, 3)), shown([2, 3])
+        ('torch.float32 of (2, 3)', 'list')
+    """
+    return (
+        f"{value.dtype} of {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else type(value).__name__
+    )

@@ -1,17 +1,29 @@
 """Checks of the inputs of whole models."""
 
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers import SequenceLayer
+from stateline.layers.state import shown
 from stateline.ops.kernel_op import values_at_hand
 
 
+def check_axes(tokens: object, *axes: str) -> None:
+    """Raise InputError unless the tokens are a tensor with these axes."""
+    if not isinstance(tokens, Tensor) or tokens.ndim != len(axes):
+        wanted = f"a tensor of shape ({', '.join(axes)})"
+        raise InputError(f"tokens must be {wanted}, got {shown(tokens)}: give them these axes")
+
+
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """Raise InputError unless the tokens are integers from 0 to ``vocab_size`` - 1."""
-    if tokens.is_floating_point():
-        raise InputError(f"tokens must be integers, got {tokens.dtype}: pass token numbers")
+    """Raise InputError unless the tokens are int64 or int32, from 0 to ``vocab_size`` - 1."""
+    if tokens.dtype not in (torch.int64, torch.int32):  # what embeddings take
+        raise InputError(
+            f"tokens must be integers, int64 or int32, got {tokens.dtype}: pass token numbers, "
+            "after .long() if they are in another type"
+        )
     low, high = map(int, tokens.aminmax()) if tokens.numel() else (0, 0)
     if low < 0 or high >= vocab_size:
         raise InputError(f"tokens must be from 0 to {vocab_size - 1}, got {low} to {high}")

@@ -14,9 +14,10 @@ from stateline.layers.linear import Linear
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.initial_weights import initialise
-from stateline.models.inputs import check_length, check_tokens, length_limit
+from stateline.models.inputs import check_axes, check_length, check_tokens, length_limit
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.linear import linear
+from stateline.settings import at_least
 
 
 class LanguageModelState(NamedTuple):
@@ -40,7 +41,8 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     schemes see ``stateline.models.initial_weights.initialise``.
 
     Raises:
-        InputError: If the configuration cannot be built.
+        InputError: If the configuration cannot be built; in all methods, if the tokens, the state
+            or ``keep`` cannot be used.
 
     Example:
         >>> model = LanguageModel(ModelConfig("h3 attention", vocab_size=10, d_model=16))
@@ -73,6 +75,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
         """State before the first token."""
+        at_least(0, batch_size=batch_size, capacity=capacity)
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device)
         return LanguageModelState(position, self.stack.init_state(batch_size, capacity=capacity))
 
@@ -139,8 +142,9 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         """Operations of the layers and of the output matrix."""
         return self.stack.flops_per_token(length) + 2.0 * self.embedding.weight.numel()
 
-    def check_values(self, x: Tensor) -> None:
+    def check_values(self, x: Tensor, axes: tuple[str, ...] = ("batch", "length")) -> None:
         """Check the tokens of a call from outside, where that does not wait for a device."""
+        check_axes(x, *axes)
         if values_at_hand(x):
             self.check_tokens(x)
 
@@ -166,4 +170,5 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
 
 def _last(h: Tensor, keep: int | None) -> Tensor:
     """The last ``keep`` positions; all of them by default."""
+    at_least(0, keep=keep)
     return h if keep is None else h[:, max(0, h.shape[1] - keep) :]

@@ -11,11 +11,13 @@ from stateline.errors import InputError
 from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
+from stateline.layers.state import shown
 from stateline.models.build import build_stack
 from stateline.models.config import MAX_SIZE, ModelConfig
 from stateline.models.initial_weights import initialise
 from stateline.models.inputs import check_length, check_tokens, length_limit
 from stateline.ops.kernel_op import values_at_hand
+from stateline.settings import at_least
 
 Pooling = Literal["mean", "last"]
 
@@ -145,12 +147,20 @@ class SequenceHead(SequenceLayer[HeadState]):
             lengths: Number of positions of each row; all by default.
 
         Raises:
-            InputError: If the input has another shape or type, is empty, or a length is beyond it.
+            InputError: If the input has another shape or type, is empty, or the lengths are not
+                one integer per row, from 1 to the input's length.
         """
+        self._check_shape(x, "batch", "length")
         if not x.shape[1]:
             raise InputError("the input must have at least one position, got none")
         if lengths is None:
             return self(x)[:, -1]
+        integers = isinstance(lengths, Tensor) and lengths.dtype in (torch.int64, torch.int32)
+        if not integers or lengths.shape != x.shape[:1]:
+            raise InputError(
+                f"lengths must be an integer for each of the {len(x)} rows, a tensor of int64 or "
+                f"int32, got {shown(lengths)}"
+            )
         low, high = int(lengths.min()), int(lengths.max())
         if low < 1 or high > x.shape[1]:
             raise InputError(f"lengths must be from 1 to {x.shape[1]}, got {low} to {high}")
@@ -158,6 +168,7 @@ class SequenceHead(SequenceLayer[HeadState]):
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> HeadState:
         """State before the first position."""
+        at_least(0, batch_size=batch_size, capacity=capacity)
         weight = self.head.weight
         position = torch.zeros(batch_size, dtype=torch.int64, device=weight.device)
         width = self.d_model if self.config.pooling == "mean" else 0
@@ -206,21 +217,27 @@ class SequenceHead(SequenceLayer[HeadState]):
         total = self.init_state(1).total
         return self.stack.state_bytes(length) + total.numel() * total.element_size() + 8
 
-    def check_input(self, x: Tensor) -> None:
+    def check_values(self, x: Tensor, axes: tuple[str, ...] = ("batch", "length")) -> None:
         """Raise InputError unless the input is tokens or finite numbers, as configured."""
-        channels = self.config.n_channels
-        if not channels and x.ndim == 2:
+        self._check_shape(x, *axes)
+        if not values_at_hand(x):
+            return
+        if not self.config.n_channels:
             check_tokens(x, self.config.vocab_size)
-        elif not channels or x.shape[2:] != (channels,) or not x.is_floating_point():
-            wanted = f"floating-point numbers of shape (batch, length, {channels})"
-            wanted = wanted if channels else "tokens of shape (batch, length)"
-            raise InputError(f"the input must be {wanted}, got {x.dtype} of {tuple(x.shape)}")
         elif not x.isfinite().all():  # FFTs would spread NaN to all positions
             raise InputError("the input must be finite, got NaN or infinite numbers")
 
+    def _check_shape(self, x: Tensor, *axes: str) -> None:
+        channels = self.config.n_channels
+        fits = isinstance(x, Tensor) and x.ndim == len(axes) + bool(channels)
+        if channels:
+            fits = fits and x.shape[-1] == channels and x.is_floating_point()
+        if not fits:
+            kind = "floating-point numbers" if channels else "tokens"
+            shape = ", ".join([*axes, str(channels)] if channels else axes)
+            raise InputError(f"the input must be {kind} of shape ({shape}), got {shown(x)}")
+
     def _enter(self, x: Tensor, places: Tensor) -> Float[Tensor, "batch length d_model"]:
-        if values_at_hand(x):
-            self.check_input(x)
         enter = self.embedding if self.encoder is None else self.encoder
         assert enter is not None
         h = enter(x)

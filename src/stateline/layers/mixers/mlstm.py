@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer
+from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
@@ -91,8 +91,8 @@ class MLSTM(DecayingAttention):
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> MLSTMState:  # noqa: ARG002
         """Zeros, of scale one."""
-        s = self.gate_bias.new_zeros(batch_size, self.n_heads, self.d_key, self.d_value + 1)
-        return MLSTMState(s.detach(), s.new_zeros(s.shape[:2]))
+        s = zeros(self.gate_bias, batch_size, self.n_heads, self.d_key, self.d_value + 1)
+        return MLSTMState(s, s.new_zeros(s.shape[:2]))
 
     def signals(
         self, x: Tensor, state: MLSTMState, starts: Documents | None = None

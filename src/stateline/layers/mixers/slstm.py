@@ -85,8 +85,8 @@ class SLSTM(SequenceLayer[SLSTMState]):
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> SLSTMState:  # noqa: ARG002
         """Zeros, and the scale of a state that has read nothing."""
-        cell = empty_cell(self.bias, batch_size, self.n_heads, self.d_head)
-        return SLSTMState(self.conv.init_state(batch_size), *cell)
+        conv = self.conv.init_state(batch_size)
+        return SLSTMState(conv, *empty_cell(self.bias, batch_size, self.n_heads, self.d_head))
 
     def _forward_chunk(self, x: Tensor, state: SLSTMState) -> tuple[Tensor, SLSTMState]:
         convolved, conv = self.conv.forward_chunk(x, state.conv)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.layers.base import AnyLayer, SequenceLayer
+from stateline.layers.base import AnyLayer, SequenceLayer, zeros
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.context import Context
 from stateline.layers.state import nbytes
@@ -178,7 +178,7 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
 
     def _blank(self, batch_size: int) -> State:
         """State without tokens and without slots."""
-        x = self.example_input(batch_size, 0)
+        x = zeros(next(self.parameters()), batch_size, 0, self.d_model)
         positions = torch.zeros(batch_size, 0, dtype=torch.int64, device=x.device)
         contexts = tuple(link.project(x, positions) for link in self._attending)
         length = torch.zeros(batch_size, dtype=torch.int64, device=x.device)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import AnyLayer, SequenceLayer
+from stateline.layers.base import AnyLayer, SequenceLayer, zeros
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.context import Context
 from stateline.layers.keywords import check_counts
@@ -83,7 +83,7 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> FeedbackState:  # noqa: ARG002
         """No memories."""
-        x = self.example_input(batch_size, 0)
+        x = zeros(self.mixture, batch_size, 0, self.d_model)
         length = torch.zeros(batch_size, dtype=torch.int64, device=x.device)
         memory = self.project(x, length[:, None].expand(-1, 0))
         return FeedbackState(length, tuple(its.with_slots(self.window) for its in memory))

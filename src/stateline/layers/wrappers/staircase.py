@@ -78,8 +78,8 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
         """Initial state of the core for each pass."""
         room = min(capacity, self.passes * self.chunk_len)
         first = next(self.parameters(), torch.empty(0))
+        passes = [self.core.init_state(batch_size, capacity=room) for _ in range(self.passes)]
         phase = torch.zeros(batch_size, dtype=torch.int64, device=first.device)
-        passes = (self.core.init_state(batch_size, capacity=room) for _ in range(self.passes))
         return StaircaseState(phase, torch.full_like(phase, room), tuple(passes))
 
     def _forward(self, x: Tensor) -> Tensor:
