@@ -1,6 +1,7 @@
 """``generate`` of transformers writes what our own decoding writes, in every mode."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -208,7 +209,8 @@ def test_rows_that_have_ended_are_fed_padding_outside_of_the_vocabulary(
         ({"inputs_embeds": torch.zeros(1, 2, 32)}, "give input_ids"),
         ({"position_ids": torch.tensor([[0, 3]])}, "must count from 0 in each text"),
         ({"seq_idx": torch.zeros(1, 3)}, r"seq_idx must have the shape of input_ids, \(1, 2\)"),
-        ({"cu_seq_lens_q": torch.tensor([0, 1])}, "must end with its length, got 1"),
+        ({"cu_seq_lens_q": torch.tensor([0, 1])}, r"end with its length, got \[0, 1\]"),
+        ({"cu_seq_lens_q": torch.tensor([0, 9, 2])}, r"must rise from 0 .*, got \[0, 9, 2\]"),
         (
             {"position_ids": torch.zeros(1, 2), "attention_mask": torch.tensor([[0, 1]])},
             "packed rows have no padding",
@@ -224,6 +226,15 @@ def test_what_is_not_supported_is_refused(
         hf.wrap(make("h3"))(torch.zeros(1, 2, dtype=torch.int64), **given)
 
 
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("ids", [torch.zeros(3, dtype=torch.int64), [[0, 0]]])
+def test_one_row_of_tokens_has_a_batch_axis(make: Make, ids: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"tokens must be a tensor of shape \(batch, length\), got"
+    ):
+        hf.wrap(make("h3"))(ids)
+
+
 @pytest.mark.parametrize("pattern", ["h3", "mamba2 attention"])
 def test_packed_rows_are_read_as_transformers_passes_them(make: Make, pattern: str) -> None:
     wrapped = hf.wrap(make(pattern)).double().eval()
@@ -233,7 +244,13 @@ def test_packed_rows_are_read_as_transformers_passes_them(make: Make, pattern: s
     positions = torch.cat([torch.arange(text.shape[1]) for text in texts])[None]
     numbers = torch.tensor([[0] * 4 + [1] + [2] * 6], dtype=torch.int32)
     borders = torch.tensor([0, 4, 5, 11], dtype=torch.int32)
-    for given in ({"position_ids": positions}, {"seq_idx": numbers}, {"cu_seq_lens_q": borders}):
+    empty = torch.tensor([0, 0, 4, 5, 5, 11, 11], dtype=torch.int32)
+    for given in (
+        {"position_ids": positions},
+        {"seq_idx": numbers},
+        {"cu_seq_lens_q": borders},
+        {"cu_seq_lens_q": empty},
+    ):
         for use_cache in (True, False):
             found = wrapped(ids, use_cache=use_cache, **given)
             torch.testing.assert_close(found.logits, wanted)

@@ -20,6 +20,7 @@ from stateline.hf.card import CARD, card
 from stateline.hf.config import StatelineConfig
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import float32_parameters, make_empty_model
+from stateline.models.inputs import check_axes
 from stateline.models.language_model import LanguageModel
 
 _REFUSED = {
@@ -86,6 +87,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         for name, reason in _REFUSED.items():
             if kwargs.get(name) is not None and kwargs[name] is not False:
                 raise InputError(f"{name} cannot be used with this model: {reason}")
+        check_axes(input_ids, "batch", "length")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         cache = StatelineCache() if past_key_values is None and use_cache else past_key_values
@@ -290,12 +292,13 @@ def _starts(ids: Tensor, given: dict[str, Any]) -> Bool[Tensor, "batch length"] 
     if numbers is not None:
         found[:, 1:] |= numbers[:, 1:] != numbers[:, :-1]
     if ends is not None:
-        if len(ids) != 1 or int(ends[-1]) != ids.shape[1]:
+        rises = bool((ends.diff(prepend=ends.new_zeros(1)) >= 0).all())
+        if len(ids) != 1 or not rises or int(ends[-1]) != ids.shape[1]:
             raise InputError(
-                f"cu_seq_lens_q is for one row and must end with its length, got {int(ends[-1])} "
-                f"and input_ids of shape {tuple(ids.shape)}"
+                "cu_seq_lens_q is for one row and must rise from 0 and end with its length, got "
+                f"{ends.tolist()} and input_ids of shape {tuple(ids.shape)}"
             )
-        found[0, ends[:-1].long()] = True
+        found[0, ends[ends < ids.shape[1]].long()] = True  # a text without tokens begins nothing
     return found if bool(found.any()) else None
 
 
