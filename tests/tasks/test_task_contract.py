@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stateline.data import write_corpus
+from stateline.errors import InputError
 from stateline.tasks import (
     IGNORE,
     TASKS,
@@ -266,3 +267,11 @@ def test_labels_follow_inputs_in_the_vocabulary(labelled: LabelledTask) -> None:
 def test_a_task_names_its_scores_before_a_model_is_scored(make: Callable[..., Task]) -> None:
     task = make()
     assert task.metric in task.score_names()
+
+
+def test_there_is_no_batch_before_the_first(make: Callable[..., Task]) -> None:
+    task = make()
+    readers = [task.train_batch, *([task.consecutive_batch] if task.carries_state else [])]
+    for read in readers:
+        with pytest.raises(InputError, match="numbers of batches, must be at least 0, got -1"):
+            read(-1)

@@ -224,3 +224,8 @@ def test_a_log_that_finds_no_room_is_a_mistake_of_one_line(
 ) -> None:
     with full_disk(10), pytest.raises(InputError, match=r"cannot write .*: File too large"):
         train(model(), task(), TrainConfig(steps=1), folder=tmp_path)
+
+
+def test_a_model_of_frozen_weights_is_refused() -> None:
+    with pytest.raises(InputError, match="all weights frozen: set requires_grad of some to true"):
+        run(of=model().requires_grad_(False))

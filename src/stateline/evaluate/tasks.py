@@ -23,6 +23,7 @@ from stateline.layers.state import replace_rows
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import SequenceHead
+from stateline.settings import at_least
 from stateline.tasks.base import (
     IGNORE,
     Batch,
@@ -73,8 +74,10 @@ def evaluate(
         Scores by name; the task's ``metric`` is among them.
 
     Raises:
-        InputError: If nothing is registered for the kind of task.
+        InputError: If ``length`` or ``batches`` is below 1 (0 batches of data that are not drawn
+            are all), or nothing is registered for the kind of task.
     """
+    _check_size(task, length, batches)
     first = FIRST_WHILE_TRAINING if training else 0
     with _evaluating(model):
         return score_task(task, model, length, range(first, first + batches))
@@ -198,7 +201,11 @@ def evaluate_by_position(
         :func:`score_positions`. The first bucket ends at an eighth of the training length, each
         of the others at twice the end of the previous one, the last at ``length``. Buckets without
         targets are left out.
+
+    Raises:
+        InputError: As :func:`evaluate`.
     """
+    _check_size(task, length, batches)
     with _evaluating(model):
         buckets = Buckets(max(1, task.train_length // 8), length)
         return score_positions(task, model, buckets, range(batches))
@@ -227,6 +234,12 @@ def _accuracy_by_position(
     asked, positions = targets != IGNORE, torch.arange(1, buckets.last + 1).expand_as(targets)
     buckets.add(positions[asked], (targets == predictions)[asked].float())
     return buckets.means()
+
+
+def _check_size(task: Task, length: int, batches: int) -> None:
+    """Of drawn problems there must be some; of a data set, 0 stands for all."""
+    at_least(1, length=length)
+    at_least(1 if task.drawn else 0, batches=batches)
 
 
 @contextmanager

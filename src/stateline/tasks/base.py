@@ -488,9 +488,17 @@ def epoch_rows(
 def generator(seed: int, split: str, *index: int) -> np.random.Generator:
     """Random generator that depends only on the seed, the split and the index.
 
+    Raises:
+        InputError: If a number is negative.
+
     Example:
         >>> int(generator(0, "train", 7).integers(100))
         48
     """
+    if min(seed, *index, 0) < 0:
+        raise InputError(
+            "seeds, and the lengths and numbers of batches, must be at least 0, got "
+            f"{min(seed, *index)}"
+        )
     key = [seed, *split.encode(), *index]
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))

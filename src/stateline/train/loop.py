@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.files import append_line
 from stateline.generate.session import OutputIsNaN
@@ -79,8 +80,8 @@ def train(
     Raises:
         TrainingDiverged: If the loss, its gradient or a weight is no longer finite; the message
             names the step and the last good checkpoint.
-        InputError: If the state cannot be carried as the configuration says, the folder cannot be
-            written to, or its checkpoint cannot be used.
+        InputError: If all weights are frozen, the state cannot be carried as the configuration
+            says, the folder cannot be written to, or its checkpoint cannot be used.
     """
     processes = processes or Processes(device=next(model.parameters()).device)
     trainer = Trainer(model, task, config, processes, folder, run)
@@ -118,6 +119,11 @@ class Trainer:
         folder: Path | None,
         run: Any,
     ) -> None:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise InputError(
+                "training needs a weight that may change, got a model with all weights frozen: set "
+                "requires_grad of some to true"
+            )
         check_carried_state(model, task, config)
         self.model, self.task, self.config = model, task, config
         self.processes, self.folder = processes, folder
