@@ -420,3 +420,46 @@ def test_what_stops_one_process_stops_all() -> None:
     told = scored_together(2, lambda: evaluate(model, Counting(), 2, batches=1), sharded=False)
     assert told[0] == told[1]
     assert "NaN" in told[0]
+
+
+@pytest.mark.parametrize("score", [evaluate, evaluate_by_position])
+@pytest.mark.parametrize(
+    ("task", "length", "batches", "message"),
+    [
+        (Counting(), 4, 0, "batches must be at least 1, got batches=0"),
+        (Counting(), 4, -1, "batches must be at least 1, got batches=-1"),
+        (Counting(), -1, 4, "length must be at least 1, got length=-1"),
+        (Numbers(), 4, -1, "batches must be at least 0, got batches=-1"),
+        (Numbers(), 0, 0, "length must be at least 1, got length=0"),
+    ],
+)
+def test_less_than_one_problem_or_token_has_no_score(
+    score: Callable[..., Any], task: Any, length: int, batches: int, message: str
+) -> None:
+    task.train_length = 8
+    with pytest.raises(InputError, match=message):
+        score(successor_model(), task, length, batches=batches)
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([TOKENS[None]], r"shape \(length\), got torch.int64 of \(1, 150\)"),
+        (TOKENS, r"shape \(length\), got torch.int64 of \(\)"),
+        ([[1, 2, 3]], r"shape \(length\), got list"),
+        ([TOKENS.to(torch.uint8)], "int64 or int32, got torch.uint8"),
+    ],
+)
+def test_pieces_that_are_no_texts_are_refused(
+    pieces: Any, message: str, window: int | None
+) -> None:
+    with pytest.raises(InputError, match=message):
+        score_text(text_model("lstm"), pieces, window=window)
+
+
+def test_bits_per_byte_need_bytes() -> None:
+    score = score_text(text_model("lstm"), [TOKENS])
+    with pytest.raises(InputError, match="score_text does not count: take score_file"):
+        score.bits_per_byte  # noqa: B018

@@ -18,6 +18,7 @@ from stateline.evaluate.losses import Buckets, token_losses
 from stateline.files import regular_file
 from stateline.generate import token_chunks
 from stateline.generate.session import device_of
+from stateline.models.inputs import check_axes
 from stateline.models.language_model import LanguageModel
 
 CHUNK = 1024
@@ -52,7 +53,16 @@ class TextScore:
 
     @property
     def bits_per_byte(self) -> float:
-        """Loss in bits per byte of the text, comparable between tokenizers."""
+        """Loss in bits per byte of the text, comparable between tokenizers.
+
+        Raises:
+            InputError: If bytes were not counted.
+        """
+        if not self.n_bytes:
+            raise InputError(
+                "bits per byte need the number of bytes, which score_text does not count: "
+                "take score_file, or losses and perplexity"
+            )
         return self.losses.mean * self.losses.count / math.log(2) / self.n_bytes
 
     @property
@@ -102,7 +112,8 @@ def score_text(
 
     Raises:
         InputError: If there are fewer than two tokens, one is outside the vocabulary, a length is
-            out of range, or the window or text has more positions than the model has learned.
+            out of range, a chunk is not a tensor of one axis, or the window or text has more
+            positions than the model has learned.
 
     Example:
         >>> from stateline.models.config import ModelConfig
@@ -116,6 +127,7 @@ def score_text(
             f"chunk and window must be from 1 to {LONGEST}, and stride from 1 to window, got "
             f"chunk={chunk}, window={window} and stride={stride}"
         )
+    pieces = _checked(model, pieces)
     start, position, buckets = time.perf_counter(), 0, Buckets(FIRST_BUCKET)
     found = _carried(model, pieces, chunk) if not window else _windowed(model, pieces, window, step)
     for losses in found:
@@ -160,6 +172,15 @@ def score_file(
         raise InputError(f"cannot read {path}: {error.strerror}; give a file of text") from error
 
 
+def _checked(
+    model: LanguageModel, pieces: Iterable[Int[Tensor, "_"]]
+) -> Iterator[Int[Tensor, "_"]]:
+    for piece in pieces:
+        check_axes(piece, "length")
+        model.check_tokens(piece)
+        yield piece
+
+
 def _carried(
     model: LanguageModel, pieces: Iterable[Int[Tensor, "_"]], chunk: int
 ) -> Iterator[Float[Tensor, "_"]]:
@@ -167,7 +188,6 @@ def _carried(
     device = device_of(model)
     state, tokens = model.init_state(1), torch.zeros(1, 0, dtype=torch.int64, device=device)
     for part in (part for piece in pieces for part in piece.split(chunk)):
-        model.check_tokens(part)
         tokens = torch.cat([tokens, part[None].to(device)], dim=1)
         if tokens.shape[1] > 1:
             logits, state = model.forward_chunk(tokens[:, :-1], state)
@@ -182,7 +202,6 @@ def _windowed(
     device, scored = device_of(model), 0
     tokens = torch.zeros(1, 0, dtype=torch.int64, device=device)
     for piece in pieces:
-        model.check_tokens(piece)
         tokens = torch.cat([tokens, piece[None].to(device)], dim=1)
         while tokens.shape[1] > window:
             losses = token_losses(model(tokens[:, :window]), tokens[:, 1 : window + 1])
