@@ -89,6 +89,7 @@ MISTAKES = [
         "there is no tokenizer bytes: give 'byte'",
     ),
     (["source", "--out", "out", "--splits", "nowhere"], "cannot read the file of splits nowhere: "),
+    (["source", "--out", "out", "--splits", "#s"], "cannot read the file of splits #s: "),
     (["source", "--out", "out", "--workers", "0"], "workers must be at least 1, got 0"),
     (["source", "--out", "source/out"], "source/out must not be inside the source source"),
     (["source", "--out", "file/out"], "cannot write file/out/unfinished.json: "),

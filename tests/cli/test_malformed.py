@@ -82,7 +82,7 @@ RECIPES = [
     ),
     (put("recipe.yaml", "train: {steps: many}"), f"{RECIPE}: train.steps must be int, got 'many'"),
     (put("recipe.yaml", "train: 3"), f"train in {RECIPE} must be a mapping, got 3"),
-    (put("recipe.yaml", "pattern: [h3]"), f"{RECIPE}: pattern must be str or none, got"),
+    (put("recipe.yaml", "pattern: [h3]"), f"{RECIPE}: pattern must be str, got"),
     (put("recipe.yaml", "pattern: h3)"), "expected a layer name at <here>: h3<here>)"),
     (
         put("recipe.yaml", "model: {norm: batch}"),

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -52,6 +53,28 @@ def test_what_cannot_be_parsed_is_one_line_in_our_words(arguments: list[str], me
 def test_a_message_in_other_words_is_passed_on_in_one_line() -> None:
     with pytest.raises(InputError, match=r"^something new happened$"):
         make().error("something\n  new   happened")
+
+
+@pytest.mark.parametrize(
+    "text", ["#secret", "null", "~", "", " ", "1e5", "true", "007", "a: b", "a #b", "[1]", "'q'"]
+)
+def test_a_text_stays_as_it_is_given(text: str) -> None:
+    parser = Parser(prog="stateline try")
+    parser.option("key", str, None, "a text or none")
+    parser.option("out", str, "runs", "a text")
+    parser.option("names", list[str], None, "texts")
+    given = parser.parse_args([f"--key={text}", f"--out={text}", "--names", text, text])
+    assert (given.key, given.out, given.names) == (text, text, [text, text])
+
+
+def test_null_in_a_file_is_none(tmp_path: Path) -> None:
+    parser = Parser(prog="stateline try", default_config_files=[str(tmp_path / "recipe.yaml")])
+    parser.option("key", str, "default", "a text or none")
+    parser.option("init", str, None, "a text or none")
+    (tmp_path / "recipe.yaml").write_text("init: null\nkey: 'null'\n")
+    assert parser.parse_args([]).init is None
+    assert parser.parse_args([]).key == "null"
+    assert parser.parse_args(["--init", "null"]).init == "null"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ def add_arguments(parser: Parser) -> None:
     parser.argument("sources", about, nargs="+")
     parser.add_argument("--out", type=str, required=True, help="folder for the corpus")
     parser.option("workers", int, None, "number of processes; by default one per core")
-    parser.add_class_arguments(CorpusSettings)
+    parser.option("splits", str, None, "in place of held_out: a JSON file with lists of files")
+    parser.add_class_arguments(CorpusSettings, skip={"splits"})
 
 
 def run(arguments: Sequence[str], parser: Parser) -> int:

@@ -34,10 +34,14 @@ class Parser(ArgumentParser):
         self.add_argument(name, type=str, help=about, **settings)
 
     def option(self, name: str, kind: Any, default: Any, about: str, **settings: Any) -> None:
-        """Add an option: a list takes several values; ``None`` as the default is also a value."""
+        """Add an option: a list takes several values; ``None`` as the default is also a value.
+
+        A text stays as it is given: with ``str | None``, YAML would read ``null`` and ``#key`` as
+        ``None``. A recipe may have ``None`` for any option whose default it is.
+        """
         if get_origin(kind) is list:
             (kind,), settings = get_args(kind), {"nargs": "+", **settings}
-        elif default is None:
+        elif default is None and kind is not str:
             kind = kind | None
         self.add_argument(f"--{name}", type=kind, default=default, help=about, **settings)
 
