@@ -49,6 +49,18 @@ def test_a_recipe_is_trained(recipe: str) -> None:
     assert config["layers"] == {"h3": {"d_state": 6}}
 
 
+def test_training_goes_on_when_nobody_reads_its_output(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert main(["train", recipe]) == 0
+    assert steps() == [1, 2, 3, 4]
+    assert Path("run/result.json").exists()
+
+
 def test_options_override_a_recipe_and_a_recipe_the_task(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

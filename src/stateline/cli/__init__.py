@@ -9,10 +9,12 @@ import io
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, TextIO
 
 from stateline.allocator import keep_freed_memory
+from stateline.cli.console import lasting_output
 from stateline.cli.parser import Parser, add_import_option, take_imports
 from stateline.errors import InputError, unknown_name
 from stateline.plugins import import_code
@@ -35,6 +37,9 @@ COMMANDS: Mapping[str, str] = {
     "check": "check that a layer computes the same in every mode",
     "bench": "measure speed and memory of ops, layers, training and decoding",
 }
+
+LASTING = ("compare", "reproduce", "data", "train", "probe")
+"""Commands that finish their work, in silence, when nobody reads their output any more."""
 
 _USAGE = """usage: stateline [--import FILE_OR_MODULE] COMMAND ...
        stateline --help | --version | --completion"""
@@ -104,7 +109,9 @@ def _dispatch(arguments: list[str]) -> int:
     for spec in specs:
         import_code(spec)
     command, parser = _command(name)
-    return command.run([_underscored(argument) for argument in arguments[1:]], parser)
+    given = [_underscored(argument) for argument in arguments[1:]]
+    with lasting_output() if name in LASTING else nullcontext():
+        return command.run(given, parser)
 
 
 def _command(name: str) -> tuple[Any, Parser]:

@@ -2,7 +2,9 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +24,37 @@ def begin(text: str) -> None:
     """Print a line before PyTorch is loaded, which takes seconds; nothing if it is loaded."""
     if "torch" not in sys.modules:
         print(text, flush=True)
+
+
+def lasting_output() -> AbstractContextManager[Any]:
+    """While it is open, standard output falls silent, instead of failing, once nobody reads it."""
+    return redirect_stdout(_Lasting(sys.stdout))
+
+
+class _Lasting:
+    """A file that is replaced by the null device when its pipe breaks."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> None:
+        with self._silenced():
+            self._file.write(text)
+
+    def flush(self) -> None:
+        with self._silenced():
+            self._file.flush()
+
+    @contextmanager
+    def _silenced(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # what is still in the buffer goes to the null device
+            with open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), self._file.fileno())
 
 
 def wide_console(width: int = WIDTH) -> "Console":
