@@ -91,6 +91,23 @@ def test_imports_are_split_from_the_other_arguments(
     assert take_imports(arguments) == expected
 
 
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("--save-state", "--save_state"),
+        ("--model.d-model=a-b=c-d", "--model.d_model=a-b=c-d"),
+        ("-- a-b-c d", "-- a-b-c d"),
+        ("--a-b c-d=e-f", "--a-b c-d=e-f"),
+        ("--a-b\n", "--a-b\n"),
+        ("--", "--"),
+        ("-a-b", "-a-b"),
+        ("a--b-c", "a--b-c"),
+    ],
+)
+def test_names_of_options_alone_may_have_hyphens(argument: str, expected: str) -> None:
+    assert cli._underscored(argument) == expected
+
+
 def raising(error: BaseException) -> Callable[[list[str]], int]:
     def fail(_: list[str]) -> int:
         raise error

@@ -7,6 +7,7 @@
 
 import io
 import logging
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -151,9 +152,8 @@ def _message(error: Exception) -> str:
 
 def _underscored(argument: str) -> str:
     """The option with underscores in its name: ``--save_state`` for ``--save-state``."""
-    name, equals, value = argument.partition("=")
-    name = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
-    return name + equals + value
+    name = r"(?<=^--)[\w.-]+(?==|\Z)"  # a value, such as "-- a-b", has other characters
+    return re.sub(name, lambda found: found[0].replace("-", "_"), argument, flags=re.ASCII)
 
 
 def _help() -> str:
