@@ -120,6 +120,19 @@ def test_another_process_goes_on(say: Say, models: Path, tmp_path: Path) -> None
     assert head + done.stdout.decode() == whole
 
 
+@pytest.mark.parametrize(
+    ("option", "code", "told"),
+    [("--prompt=bad", 0, ""), ("--stream", 2, "stateline: error: the prompt is empty: give at")],
+)
+def test_closed_streams_are_empty(models: Path, option: str, code: int, told: str) -> None:
+    command = [sys.executable, "-m", "stateline", "generate", models / "letters0", option]
+    closed = ["sh", "-c", 'exec "$@" <&- >&-', "sh", *command, "--max_new_tokens=2"]
+    done = subprocess.run(closed, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_prompt_after_a_state_goes_on_with_the_conversation(
     say: Say, models: Path, tmp_path: Path
 ) -> None:

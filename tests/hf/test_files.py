@@ -195,6 +195,15 @@ def test_remote_code_finds_the_installed_package(run: Path, tmp_path: Path) -> N
     assert load_model(tmp_path / "out").embedding.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("size", ["5", "0", "lots", "-5MB", "nanMB", "5XB", ""])
+def test_a_size_that_is_none_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], size: str
+) -> None:
+    command(run, tmp_path / "out", f"--max_shard_size={size}", code=2)
+    assert f"max_shard_size must be a size such as 500MB, got '{size}'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_existing_folder_is_not_touched(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

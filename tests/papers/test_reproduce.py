@@ -176,6 +176,8 @@ def test_other_seeds_of_a_row_are_added_to_its_record() -> None:
 def test_some_rows_are_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("--rows", "LSTM") == 0
     assert [row.label for row in recorded().rows] == ["LSTM"]
+    assert reproduce("--rows", "LSTM", "LSTM") == 2
+    assert "the row 'LSTM' is given twice" in capsys.readouterr().err
     assert reproduce("--rows", "LTSM") == 2
     assert "unknown row 'LTSM': did you mean 'LSTM'?" in capsys.readouterr().err
 

@@ -7,6 +7,7 @@
 
 import io
 import logging
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:  # the process is ours
         wait_passively()
+        _open_streams()
         for stream in (sys.stdout, sys.stderr):  # an encoding without some character is no error
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
@@ -87,6 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"stateline: error: {InputError(message)}", file=sys.stderr)  # one line
         return 2
+
+
+def _open_streams() -> None:
+    """Open the null device in place of a standard stream that is closed, as by ``>&-``."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -1,5 +1,6 @@
 """Writing a run as a folder of transformers."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -44,7 +45,7 @@ def export(
         run: Folder of a language model, a run or a checkpoint.
         folder: Folder to write, which must not exist.
         dtype: Precision of the weights; by default that in which they were saved.
-        max_shard_size: Largest file of weights.
+        max_shard_size: Largest file of weights, as 500MB.
         remote_code: Add a file with which ``trust_remote_code=True`` finds the classes, for
             programs that cannot import :mod:`stateline.hf` first. The package must still be
             installed.
@@ -55,12 +56,14 @@ def export(
         The names of the files.
 
     Raises:
-        InputError: If the run cannot be read, the folder exists or cannot be written, or a model
-            with layers of your own shall be self-contained.
+        InputError: If the run cannot be read, the folder exists or cannot be written, the
+            size is none, or a model with layers of your own shall be self-contained.
     """
     run, folder = user_path(run, "model"), user_path(folder, "folder to write")
     if folder.exists():
         raise InputError(f"{folder} exists: choose another folder, or remove it")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?[KMGT]B", max_shard_size, flags=re.IGNORECASE):
+        raise InputError(f"max_shard_size must be a size such as 500MB, got {max_shard_size!r:.40}")
     model, own = load_run(run, dtype=dtype)
     # A model that reads token numbers has no tokenizer.
     text, record = None if isinstance(own, NumberTokenizer) else tokenizer(own), find_record(run)

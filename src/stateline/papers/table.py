@@ -200,12 +200,14 @@ class Table(_Part, frozen=True, kw_only=True):
         """The table at a size with some of its rows.
 
         Raises:
-            InputError: If there is no row of a name.
+            InputError: If there is no row of a name, or a name is given twice.
         """
         rows = {row.name: row for row in self.rows_of(size)}
         for name in names:
             if name not in rows:
                 raise unknown_name("row", name, rows)
+            if names.count(name) > 1:
+                raise InputError(f"the row {name!r} is given twice")
         own = replace(self.sizes[size], rows=[rows[name] for name in names])
         return replace(self, sizes={size: own})
 
