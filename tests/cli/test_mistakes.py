@@ -68,6 +68,9 @@ MISTAKES = [
         "train.schedule must be one of constant",
     ),
     (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/"),
+    (["train", "run", "--pattern", "lstm"], "--pattern replaces the pattern of a recipe file"),
+    (["train", "run", "--init", "numbers"], "starts from one model: run or --init numbers"),
+    (["train", "recipe.yaml", "--init", "run", "--pattern", "lstm"], "--pattern has no effect on"),
     # Comparisons
     (["compare", *TASKS], "the following arguments are required: patterns"),
     (["compare", "h3", "h33", *TASKS], "unknown layer 'h33': did you mean 'h3'?"),

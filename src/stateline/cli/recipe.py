@@ -40,16 +40,21 @@ def read_recipe(arguments: Sequence[str], parser: Parser) -> Any:
     the defaults of the model's settings.
 
     Raises:
-        InputError: If the recipe cannot be read or used.
+        InputError: If the recipe cannot be read or used, or an option would have no effect.
     """
+    parser.default_config_files = []  # not those of an earlier call
     given = parser.parse_args(arguments)
-    init = None
+    init, pattern = None, given.pattern
     if given.recipe.endswith(SUFFIXES):
         given = _read_file(given.recipe, arguments, parser)
-    elif os.path.isdir(given.recipe):
-        init, given.pattern = given.recipe, ""
-    elif given.pattern is not None:
+        if pattern is not None and given.init is not None:
+            raise InputError("--pattern has no effect on a run with init: give one of the two")
+    elif pattern is not None:
         raise InputError("--pattern replaces the pattern of a recipe file: give one of the two")
+    elif os.path.isdir(given.recipe):
+        if given.init is not None:
+            raise InputError(f"a run starts from one model: {given.recipe} or --init {given.init}")
+        init, given.pattern = given.recipe, ""
     else:
         given.pattern = given.recipe
     from stateline.generate.runs import read_model_config
