@@ -173,6 +173,14 @@ def test_a_batch_gives_what_each_prompt_gives_alone(say: Say, tmp_path: Path) ->
         assert alone == result["prompt"] + result["text"] + "\n"
 
 
+def test_lines_of_a_file_of_prompts_end_at_newlines_alone(say: Say, tmp_path: Path) -> None:
+    prompts = ["a\fb", "c\u2028d", "e\x1cf\x85g", "h"]
+    (tmp_path / "prompts").write_bytes("\n".join(prompts).encode().replace(b"h", b"h\r\nh"))
+    shown = say("bytes", "--prompts", tmp_path / "prompts", "--max_new_tokens", 1)
+    told = [json.loads(line)["prompt"] for line in shown.removesuffix("\n").split("\n")]
+    assert told == [*prompts, "h"]
+
+
 def test_a_batch_from_a_state_forks_it(say: Say, tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("bad\na\n")
     options = ["--temperature", 0, "--max_new_tokens", 7]

@@ -212,8 +212,9 @@ def _continue_batch(
 
 def _lines(path: str) -> list[str]:
     file = regular_file(path, "file of prompts")
-    prompts = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    if not all(prompts) or not prompts:
+    text = file.read_text(encoding="utf-8", errors="surrogateescape")
+    prompts = text.removesuffix("\n").split("\n")  # and not at a form feed, as splitlines
+    if not all(prompts):
         raise InputError(f"{path} must have a prompt in every line, got an empty one")
     return prompts
 
