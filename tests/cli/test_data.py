@@ -1,4 +1,5 @@
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 
 from stateline.cli import main
 from stateline.data import open_corpus
+from stateline.models.pattern import Item, parse_pattern
 
 
 @pytest.fixture
@@ -37,7 +39,18 @@ def test_the_command_says_what_is_in_the_corpus(
         assert f"{name}: {len(split.names)} documents, {len(split.text):,} tokens, " in shown
     assert "1.000 bytes per token" in shown
     assert "vocabulary 256, newlines: unify" in shown
-    assert f'stateline train h3 --task "tokens(path={out})"' in shown
+    assert f"stateline train h3 --task 'tokens(path={out})'\n" in shown
+
+
+@pytest.mark.parametrize("out", ["my corpus", "1e5", "true", "it's-a,b", "a=(b)*2", "$HOME"])
+def test_the_command_that_is_told_names_the_corpus(
+    source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.chdir(source.parent)
+    shown = said(capsys, str(source), "--out", out, "--workers", "1")
+    *_, option, task = shlex.split(shown.splitlines()[-1].partition(f"{out}: ")[2])
+    assert option == "--task"
+    assert parse_pattern(task) == (Item("tokens", {"path": out}),)
 
 
 def test_options_reach_the_recipe(

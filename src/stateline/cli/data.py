@@ -4,6 +4,7 @@ Run the command again after an interruption to continue. The result does not dep
 workers.
 """
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from rich.console import Console
 
     from stateline.data import write_corpus
+    from stateline.models.pattern import Item, format_pattern
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with _shown(console) as show:
@@ -51,7 +53,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     console.print(f"vocabulary {corpus.tokenizer.vocab_size:,}, newlines: {settings.newlines}")
     if settings.splits is None and settings.parts is None:
         console.print(_held_out(corpus, settings.held_out))
-    console.print(f'the corpus is in {out}: stateline train h3 --task "tokens(path={out})"')
+    task = shlex.quote(format_pattern((Item("tokens", {"path": out}),)))
+    console.print(f"the corpus is in {out}: stateline train h3 --task {task}")
     return 0
 
 
