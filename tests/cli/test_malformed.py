@@ -245,7 +245,7 @@ REPORTS = [
 PROMPTS = [
     (put("prompts", ""), "prompts must have a prompt in every line, got an empty one"),
     (put("prompts", "to\n\nbe\n"), "prompts must have a prompt in every line, got an empty one"),
-    (put("prompts", NOISE), "prompts must have a prompt in every line, got an empty one"),
+    (put("prompts", NOISE + b"\n\n"), "prompts must have a prompt in every line, got an empty one"),
     (lambda: Path("prompts").mkdir(), "cannot read the file of prompts prompts: it is a folder"),
     (lambda: None, "cannot read the file of prompts prompts: No such file or directory"),
 ]
