@@ -22,6 +22,7 @@ MISTAKES = [
     ),
     (["train", "h3", "--train.steps", "many"], "train.steps must be int, got 'many'"),
     (["check", "h3", "--d_model", "1.5"], "d_model must be int, got '1.5'"),
+    (["check", "http://localhost:1", "--key", ""], "--key is empty: give a key, or leave it out"),
     # Patterns
     (["info", "mamba-13m"], "unknown preset 'mamba-13m': did you mean 'mamba-130m'?"),
     (["info", "atention"], "unknown layer 'atention': did you mean 'attention'?"),

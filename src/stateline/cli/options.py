@@ -91,7 +91,13 @@ def add_key(parser: Parser, about: str) -> None:
 
 
 def key_of(given: Any) -> str | None:
-    """The key of a server; ``None`` if there is none."""
+    """The key of a server; ``None`` if there is none.
+
+    Raises:
+        InputError: If it is empty, as an unset variable of a shell is: it would open the server.
+    """
+    if given.key == "":
+        raise InputError("--key is empty: give a key, or leave it out for a server without one")
     return given.key or os.environ.get(KEY) or None
 
 
