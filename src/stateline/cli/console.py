@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +34,7 @@ def lasting_output() -> AbstractContextManager[Any]:
 class _Lasting:
     """A file that is replaced by the null device when its pipe breaks."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: Any) -> None:
         self._file = file
 
     def __getattr__(self, name: str) -> Any:

@@ -137,7 +137,7 @@ class _Final(torch.autograd.Function):
         return tuple(gradients)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ARG004
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # noqa: ARG004
         raise InputError(
             "this kernel has first derivatives only, and a second one was asked for: most layers "
             'have it under use_backend("reference")'
