@@ -157,14 +157,14 @@ def check_writable(path: Path) -> None:
 def sole_writer(folder: Path) -> Iterator[None]:
     """Keep other processes from writing a folder.
 
-    If it is missing, it is made, and removed at the end if it is still empty. The lock is on the
+    Missing folders are made, and removed at the end if they are still empty. The lock is on the
     folder itself and ends with its process. Where the file system has no locks, nothing is kept.
 
     Raises:
         InputError: If another process writes the folder, or it cannot be made.
     """
     try:
-        existed = folder.exists()
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     except (OSError, ValueError) as error:
@@ -181,8 +181,9 @@ def sole_writer(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if not existed and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        for path in made:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
         os.close(handle)
 
 

@@ -125,7 +125,8 @@ class Session:
         state_dtype: torch.dtype | None = None,
     ) -> None:
         check_counts(room=room)
-        _check_alike(template(model), state)
+        with torch.inference_mode():  # as all calls of a session: FSDP gathers weights in it
+            _check_alike(template(model), state)
         self.model, self._state_dtype = model, state_dtype
         self._dtypes = [leaf.dtype for leaf in pytree.tree_leaves(state.model)]
         self._memory = Memory(model)
