@@ -207,7 +207,7 @@ class Table(_Part, frozen=True, kw_only=True):
             if name not in rows:
                 raise unknown_name("row", name, rows)
             if names.count(name) > 1:
-                raise InputError(f"the row {name!r} is given twice")
+                raise InputError(f"the row {name!r} is given twice: name it once")
         own = replace(self.sizes[size], rows=[rows[name] for name in names])
         return replace(self, sizes={size: own})
 
