@@ -127,6 +127,8 @@ def test_errors_are_measured_against_float64(tmp_path: Path) -> None:
         (["ops", "--lengths", "0"], "must be at least 1"),
         (["ops", "--backends", "cuda"], "unknown backend 'cuda'"),
         (["ops", "--seconds", "-1"], "seconds must not be negative, got -1"),
+        (["ops", "--rows", "0"], "rows must be at least 1, got rows=0"),
+        (["ops", "--d_model", "0"], "d_model must be at least 1, got d_model=0"),
         (["ops", "--against", "hf"], "ops has no --against: it is for layers, train, decode"),
         (["layers", "--against", "safari"], "needs a checkout"),
         (["layers", "--against", "safary"], "did you mean 'safari'"),

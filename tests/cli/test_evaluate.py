@@ -102,6 +102,7 @@ def test_losses_are_shown_by_position(say: Say) -> None:
         (["h3", "one"], "a text to score must have at least two tokens: give a longer one"),
         (["h3", "a", "--chunk", "0"], "chunk and window must be from 1 to 2147483647, and stride"),
         (["h3", "a", "--window", "4", "--stride", "5"], "window=4 and stride=5"),
+        (["h3", "a", "--stride", "5"], "--stride is for windows, but the state of this model is"),
         (["short", "a", "--window", "0"], "made for max_len=100 tokens, got 1023"),
         (["h3", "a", "--out", "a/scores.json"], "cannot write a/scores.json: "),
     ],

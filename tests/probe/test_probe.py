@@ -222,9 +222,10 @@ def test_nothing_is_loaded_if_nothing_is_missing() -> None:
 
     first = run_probes(plan("letters"), Material(None), Oracle, Path("out"))
     assert run_probes(plan("letters"), Material(None), refuse, Path("out")) == first
-    other = plan("letters", settings=TINY._replace(seed=1))
-    with pytest.raises(AssertionError, match="oracle"):
-        run_probes(other, Material(None), refuse, Path("out"))
+    seed = plan("letters", settings=TINY._replace(seed=1))
+    for other in (seed, plan("letters")._replace(dtype="bfloat16")):
+        with pytest.raises(AssertionError, match="oracle"):
+            run_probes(other, Material(None), refuse, Path("out"))
 
 
 def test_other_data_is_measured_anew(sources: Path, tmp_path: Path) -> None:

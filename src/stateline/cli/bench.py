@@ -16,6 +16,7 @@ from stateline.cli.options import StateDType, add_device
 from stateline.cli.parser import Parser
 from stateline.errors import InputError
 from stateline.plugins import command_line
+from stateline.settings import at_least
 
 
 class Suite(NamedTuple):
@@ -121,6 +122,7 @@ def _check(given: Namespace, parser: Parser) -> None:
     """Refuse options that the suite would ignore."""
     if given.seconds < 0:
         raise InputError(f"seconds must not be negative, got {given.seconds:g}")
+    at_least(1, rows=given.rows, d_model=given.d_model)
     for name, suites in SUITES_OF.items():
         if given.suite not in suites and given[name] != parser.get_default(name):
             raise InputError(f"{given.suite} has no --{name}: it is for {', '.join(suites)}")

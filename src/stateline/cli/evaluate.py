@@ -150,6 +150,11 @@ def _score_files(given: Namespace) -> dict[str, Any]:
 
     model, tokenizer = open_model(given, tokenizer=given.tokenizer)
     way = {"chunk": given.chunk, "window": _window(given, model), "stride": given.stride}
+    if given.stride is not None and way["window"] is None:
+        raise InputError(
+            "--stride is for windows, but the state of this model is carried: give --window, or "
+            "leave --stride out"
+        )
     scores = {path: score_file(model, tokenizer, path, **way) for path in given.files}
     if way["window"] is None:
         print(f"read in chunks of {given.chunk:,} tokens, with carried state\n")

@@ -46,7 +46,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
     device, dtype = place(given)
     settings = Settings(given.batches, given.examples, given.rows, given.seed)
-    plan = Plan(given.models, given.tasks, given.lengths, settings, given.tokenizer)
+    plan = Plan(given.models, given.tasks, given.lengths, settings, given.tokenizer, given.dtype)
     for model in given.models:
         home = user_path(model.removeprefix(HUGGING_FACE), "model")
         if not home.exists():

@@ -56,6 +56,8 @@ class Plan(NamedTuple):
         lengths: Lengths for all probes; empty for each probe's own.
         settings: How much is measured.
         tokenizer: Tokenizer instead of the models' own, which their scores depend on.
+        dtype: Precision of the weights, which scores depend on, too; ``None`` for that in which
+            they were saved.
     """
 
     models: Sequence[str]
@@ -63,6 +65,7 @@ class Plan(NamedTuple):
     lengths: Sequence[int] = ()
     settings: Settings = Settings()
     tokenizer: str | None = None
+    dtype: str | None = None
 
     def check(self) -> None:
         """Raise InputError if something cannot be measured."""
@@ -304,10 +307,10 @@ def _answers(
 
 
 def _key(model: str, task: str, length: int, plan: Plan, material: Material) -> str:
-    """Hash of all that a score depends on, apart from the precision and the machine."""
+    """Hash of all that a score depends on, apart from the machine."""
     kind, settings = PROBES[task].data, plan.settings
     data = material.fingerprint(kind) if kind else ""
-    chosen = [settings.batches, settings.examples, settings.seed]
+    chosen = [settings.batches, settings.examples, settings.seed, plan.dtype]
     files = fingerprint(model, plan.tokenizer)
     return sha256(json.dumps([task, length, chosen, data, files]).encode()).hexdigest()[:16]
 
