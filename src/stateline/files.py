@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -338,7 +339,8 @@ def read_yaml(path: str | Path, what: str) -> Any:
     """The content of a YAML file of settings; see :func:`read_text`.
 
     Raises:
-        InputError: Unless it is YAML of a sane size, without aliases, all its keys text.
+        InputError: Unless it is YAML of a sane size, without aliases, all its keys text and each
+            given once.
     """
     text, depth = read_text(Path(path), what, max_bytes=YAML_BYTES), 0
     try:
@@ -359,7 +361,13 @@ def read_yaml(path: str | Path, what: str) -> Any:
 
 
 class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Reads ``4e-3`` as a number, as YAML 1.2 does."""
+    """Reads ``4e-3`` as a number and refuses a name that is given twice, as YAML 1.2 does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [name for name, times in names.items() if times > 1]:
+            raise ValueError(f"{twice[0]} is given twice in one mapping; leave one out")
+        return super().construct_mapping(node, deep)
 
 
 _YamlLoader.add_implicit_resolver(

@@ -72,6 +72,8 @@ BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for 
         ("pattern: h3\ntask: null", "task in the recipe bad.yaml must be text, got None"),
         ("pattern: h3\nout: null", "out in the recipe bad.yaml must be text, got None"),
         ("pattern: h3\nmodel: null", "model in the recipe bad.yaml must be a mapping"),
+        ("pattern: h3\ntrain: {lr: 1}\ntrain: {steps: 2}", "train is given twice in one mapping"),
+        ("pattern: h3\ntrain: {lr: 1, steps: 2, lr: 2}", "lr is given twice in one mapping"),
         ("pattern: [\n", "bad.yaml is not valid YAML: while parsing"),
         ("pattern: \x00", "bad.yaml is not valid YAML"),
         ("pattern: h3-99b", "unknown preset 'h3-99b'"),
