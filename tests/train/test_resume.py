@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
@@ -171,6 +172,19 @@ def test_a_line_of_metrics_that_is_none_is_named(text: Text, tmp_path: Path) -> 
     (tmp_path / METRICS).write_text("\n".join(["{", *lines[1:]]))
     with pytest.raises(InputError, match=r"line 1 of .*metrics.jsonl is not a line of metrics"):
         run(text, tmp_path)
+
+
+def test_a_run_whose_score_is_no_number_goes_on(
+    text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: Any, **__: Any) -> dict[str, float]:
+        return {text.metric: math.nan}
+
+    monkeypatch.setattr("stateline.train.loop.evaluate", unknown)
+    run(text, tmp_path, until=4, eval_every=1)
+    lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
+    assert [line["metric"] for line in lines] == [None] * 4
+    assert len(run(text, tmp_path, eval_every=1).curve) == 8
 
 
 def test_how_processes_share_may_change(text: Text, tmp_path: Path) -> None:

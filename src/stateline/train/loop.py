@@ -1,6 +1,7 @@
 """The training loop."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -219,7 +220,7 @@ class Trainer:
             step=progress.steps,
             steps=planned,
             loss=sum(progress.losses) / len(progress.losses),
-            metric=score,
+            metric=score if score is not None and math.isfinite(score) else None,
             lr=lr,
             tokens_per_second=speed,
             seconds_left=(planned - progress.steps) * progress.seconds / progress.steps,

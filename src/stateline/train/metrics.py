@@ -40,7 +40,8 @@ class Metrics:
         step: Updates so far.
         steps: Planned number of updates.
         loss: Mean loss of the updates since the last line, in nats per target.
-        metric: Score at the training length, if it was measured, in the unit of the task's metric.
+        metric: Score at the training length, if it was measured and is finite, in the unit of the
+            task's metric.
         lr: Learning rate of the last update.
         tokens_per_second: Training speed since the last line, without evaluation.
         seconds_left: Estimated time to the last update, at the mean speed so far.
@@ -117,7 +118,7 @@ def cut_metrics(file: Path, steps: int, processes: Processes) -> list[Metrics]:
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            metrics = Metrics(**json.loads(line))
+            metrics = Metrics(**json.loads(line, parse_constant=lambda _: None))
             check_settings("a line of metrics", metrics)
         except (ValueError, TypeError, RecursionError) as error:
             if number < len(lines):
