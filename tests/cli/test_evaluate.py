@@ -49,6 +49,13 @@ def say(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return said
 
 
+def test_an_infinite_perplexity_is_null_in_json(say: Say, tmp_path: Path) -> None:
+    out, text = tmp_path / "scores.json", tmp_path / "word"
+    text.write_text("a" * 1000)
+    assert "inf" in say("h3", text, "--out", out)
+    assert json.loads(out.read_text(), parse_constant=pytest.fail)["all"]["word_perplexity"] is None
+
+
 @pytest.mark.parametrize(
     ("model", "options", "window", "told"),
     [

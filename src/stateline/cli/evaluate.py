@@ -70,7 +70,9 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     score = _score_task if on_task else _score_tasks if given.tasks else _score_files
     record = {"run": given.run, **score(given)}
     if out is not None:
-        write_text(out, json.dumps(record, indent=2) + "\n")
+        from stateline.runs.results import finite
+
+        write_text(out, json.dumps(finite(record), indent=2) + "\n")
     return 0
 
 

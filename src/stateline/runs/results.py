@@ -316,7 +316,7 @@ def _check_scores(run: RunRecord, task: TaskRecord | None) -> None:
 
 def to_json(record: Record, indent: int | None = None) -> str:
     """A record as JSON text; numbers that are not finite become ``null``."""
-    return json.dumps(_finite(msgspec.to_builtins(record, enc_hook=_text)), indent=indent) + "\n"
+    return json.dumps(finite(msgspec.to_builtins(record, enc_hook=_text)), indent=indent) + "\n"
 
 
 def from_json(text: str | bytes, kind: type[RecordT]) -> RecordT:
@@ -352,9 +352,10 @@ def _text(value: object) -> str:
     raise TypeError(f"results cannot hold a value of type {type(value).__name__}")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Plain data for JSON, in which numbers that are not finite are ``None``."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
