@@ -134,3 +134,12 @@ def test_a_task_of_ones_own_has_a_report(
     page = (tmp_path / "page" / "report.html").read_text()
     assert "own_drawn" in page
     assert "own_finite" in page
+
+
+def test_a_training_setting_of_ones_own_task_that_is_unknown_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Drawn, "training", {"stepz": 3})
+    assert main(["train", "lstm", "--task", "own_drawn", "--out", str(tmp_path / "run")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "setting of the training of own_drawn 'stepz': did you mean 'steps'?" in line

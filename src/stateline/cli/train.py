@@ -21,7 +21,7 @@ from stateline.models.config import ModelConfig
 from stateline.plugins import command_line
 from stateline.reports.format import short_bytes, short_number
 from stateline.runs.folder import check_imports
-from stateline.settings import at_least
+from stateline.settings import at_least, check_keywords
 from stateline.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from stateline.train.processes import join_processes
 
     task = make_task(given.task)
+    check_keywords(f"the training of {given.task}", TrainConfig, task.training)
     parser.set_defaults({f"train.{name}": value for name, value in task.training.items()})
     given = read_recipe(arguments, parser)
     resolved = given.clone()
