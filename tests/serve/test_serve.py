@@ -437,6 +437,19 @@ def test_a_model_that_gives_nan_fails_its_clients_and_not_the_server() -> None:
         assert client.send("/v1/models")[0] == 200
 
 
+def test_a_row_for_which_there_is_no_memory_fails_and_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("stateline.serve.engine.cat_states", full)
+    with running(app_of(MODEL)) as client:
+        assert client.send("/v1/completions", GOOD)[0] == 500
+        monkeypatch.undo()
+        assert client.send("/v1/completions", GOOD)[0] == 200
+
+
 def test_seeds_are_rows_of_their_own() -> None:
     state = seeded(prefill(MODEL, torch.tensor([[1, 2]])), 5)
     assert state.random.tolist() == [[5, 0, 0]]

@@ -322,13 +322,13 @@ class Engine:
         return len(rows) <= self.limits.rows and fits
 
     def _join(self, ready: list[_Going]) -> None:
+        self._rows += ready  # first: if there is no memory, they fail with the others
         states = [seeded(going.read.state, going.row.seed) for going in ready if going.read]
         samplings = [going.row.sampling for going in ready]
         if self._session is None:
             self._session = Session(self.model, cat_states(states), sampling=samplings)
         else:
             self._session.join(cat_states(states), samplings)
-        self._rows += ready
 
     def _step(self, out: list[tuple[Row, Piece]]) -> None:
         """Decode one token of each row."""
