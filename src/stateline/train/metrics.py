@@ -118,7 +118,7 @@ def cut_metrics(file: Path, steps: int, processes: Processes) -> list[Metrics]:
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            metrics = Metrics(**json.loads(line, parse_constant=lambda _: None))
+            metrics = Metrics(**json.loads(line))
             check_settings("a line of metrics", metrics)
         except (ValueError, TypeError, RecursionError) as error:
             if number < len(lines):
