@@ -1,3 +1,5 @@
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -301,6 +303,28 @@ def test_a_session_leaves_the_state_it_starts_from_alone(build: Build) -> None:
     for _ in range(3):
         session.step()
     assert all(map(torch.equal, pytree.tree_leaves(state), pytree.tree_leaves(before)))
+
+
+def pickled(session: Session) -> Session:
+    loaded: Session = pickle.loads(pickle.dumps(session))
+    return loaded
+
+
+@pytest.mark.parametrize("copied", [pickled, copy.deepcopy])
+def test_a_copy_of_a_session_goes_on_by_itself(
+    build: Build, copied: Callable[[Session], Session]
+) -> None:
+    made = build("attention(position=rope) h3(d_state=8)")
+    session = Session(made, prefill(made, PROMPT), sampling=FREE)
+    wanted = list(stream(made, PROMPT, 6, sampling=FREE))
+    for _ in range(3):
+        session.step()
+    other = copied(session)
+    with torch.no_grad():
+        [parameter.zero_() for parameter in other.model.parameters()]
+    assert other.step().logits.eq(0).all()
+    for choice in wanted[3:]:
+        assert session.step().logits.equal(choice.logits)
 
 
 def test_a_kept_state_has_no_free_room(build: Build) -> None:

@@ -33,6 +33,10 @@ class Memory:
         self._model, self._counted = model, _optimizer_steps()
         self.forget()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy watches the copied model anew: weak references to storages are not copied."""
+        return Memory, (self._model,)
+
     def renew(self) -> bool:
         """Forget the values if weights have changed, and return whether they have."""
         if self._unchanged():
