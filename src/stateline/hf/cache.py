@@ -40,9 +40,10 @@ class StatelineCache:
         self._stale = False  # whether the tokens of _since must be read again
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StatelineCache":
+        self._free = 0  # the state is shared from now on, so neither cache changes it in place
         copy = StatelineCache()
-        copy.__dict__.update(self.__dict__, _memory=None, _free=0)
-        return copy  # states are values: only the room for steps in place must not be shared
+        copy.__dict__.update(self.__dict__, _memory=None)
+        return copy
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 (required by transformers)
         """Columns that were fed, padding included."""
