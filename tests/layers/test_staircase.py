@@ -49,6 +49,11 @@ def attention(n: int = 2) -> Stack:
     return Stack(*(block(Attention(WIDTH, position="rope")) for _ in range(n))).double()
 
 
+def slides(*kv_heads: int) -> Stack:
+    layers = (SlidingAttention(WIDTH, n_heads=2, n_kv_heads=n) for n in kv_heads)
+    return Stack(*(block(layer) for layer in layers))
+
+
 def example(length: int) -> Tensor:
     return torch.randn(2, length, WIDTH, dtype=torch.float64)
 
@@ -300,6 +305,7 @@ def test_a_core_in_which_nothing_attends_is_refused(wrapper: type[AnyLayer]) -> 
         (lambda: CachedStaircase(attention(), passes=3, steps=2), "steps at least passes"),
         (lambda: Feedback(attention(), window=0), "window must be at least 1"),
         (lambda: Feedback(attention(), shared=True), "needs sliding_attention"),
+        (lambda: Feedback(slides(2, 1), shared=True), r"key heads, got \[\(1, 4\), \(2, 4\)\]"),
         (lambda: Feedback(block(SlidingAttention(WIDTH, window=1))), "contains no memory"),
         (lambda: SlidingAttention(WIDTH, window=0), "window must be at least 1"),
         (lambda: SlidingAttention(WIDTH, n_heads=3), "n_heads must divide d_model"),

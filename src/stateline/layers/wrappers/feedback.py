@@ -65,8 +65,10 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
         self._links = context_links("feedback", core)
         links = [link for link in self._links if link.attends]
         self._projecting = links[: 1 if shared else None]
+        heads = set[tuple[int, int]]()
         for link in links:
             if isinstance(link.layer, SlidingAttention):
+                heads.add((link.layer.n_kv_heads, link.layer.d_head))
                 if link.layer.window == 1 and link.layer.includes_self:
                     raise InputError(
                         "a window of 1 that includes itself contains no memory: use a larger window"
@@ -76,6 +78,11 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
                     "shared=true needs sliding_attention, whose keys and values have a separate "
                     f"projection, got {type(link.layer).__name__}"
                 )
+        if shared and len(heads) > 1:
+            raise InputError(
+                "shared=true needs layers with the same number and size of key heads, got "
+                f"{sorted(heads)}: give all layers the same n_heads, n_kv_heads and d_head"
+            )
         for link in links[1:] if shared else ():
             if link.layer is not links[0].layer:
                 link.layer.kv_proj = nn.Identity()  # without parameters, and never called
