@@ -147,6 +147,26 @@ def test_to_casts_keys_and_past_inputs_but_no_accumulators_or_positions(layer: S
     assert lstm.h.dtype == lstm.c.dtype == torch.float32
 
 
+CONTINUED = {
+    **{name: {} for name in LAYERS},
+    "block_recurrent": {"window": 2, "n_states": 2, "qk_norm": False},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", CONTINUED)
+@torch.no_grad()
+def test_every_layer_continues_from_a_cast_state(name: str, dtype: torch.dtype) -> None:
+    layer = LAYERS[name](WIDTH, **CONTINUED[name])
+    x = layer.example_input(2, 6)
+    exact = layer.forward_chunk(x[:, :3], layer.init_state(2, capacity=6))[1]
+    cast, wanted = to(exact, dtype=dtype), layer.forward_chunk(x[:, 3:], exact)[0]
+    limit = 0.05 * wanted.abs().max() if dtype == torch.bfloat16 else 1e-5
+    found = [layer.forward_chunk(x[:, 3:], cast)[0][:, 0], layer.step(x[:, 3], cast)[0]]
+    for y in (*found, layer.step_(x[:, 3], cast)):
+        torch.testing.assert_close(y, wanted[:, 0], rtol=0, atol=float(limit))
+
+
 @pytest.mark.cpu
 def test_to_moves_all_leaves(layer: Stack) -> None:
     moved = to(after(layer, 3), device="meta")

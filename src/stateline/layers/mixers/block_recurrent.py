@@ -248,7 +248,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         """The state vectors after a block."""
         among, across = q.unbind(dim=2)
         found = [attend_to_all(among, *own), attend_to_all(across, *tokens, there)]
-        r = self.mix(r, torch.cat([h.flatten(2) for h in found], dim=-1))
+        r = self.mix(r, torch.cat([h.flatten(2) for h in found], dim=-1).to(self.ids.dtype))
         if self.feed is None or self.feed_norm is None:
             return r
         return self.feed(r, self.feed_norm(r.to(self.ids.dtype)))

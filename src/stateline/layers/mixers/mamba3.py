@@ -164,7 +164,7 @@ class Mamba3(SequenceLayer[Mamba3State]):
         angle = _wrapped(self._angles(turn.double(), state.angle, starts))
         k, q = self._rotated(angle.to(u.dtype), b, c)
         v = _spread(u, self.mimo_in)
-        pending = state.key.mT @ _spread(state.value.to(u.dtype), self.mimo_in)
+        pending = state.key.to(u.dtype).mT @ _spread(state.value.to(u.dtype), self.mimo_in)
         h = state.h + before[:, :1].sum(dim=1)[..., None, None] * pending
         signals = LinearSignals(
             self._in_turn(q),
@@ -187,7 +187,7 @@ class Mamba3(SequenceLayer[Mamba3State]):
         k, q = self._rotated(angle, b, c)
         kept, before, now = (t[..., None, None] for t in (log_decay.exp(), before, now))
         v = _spread(u, self.mimo_in)
-        keys = torch.cat((kept * before * state.key, now * k), dim=-2)
+        keys = torch.cat((kept * before * state.key.to(u.dtype), now * k), dim=-2)
         values = torch.cat((_spread(state.value.to(u.dtype), self.mimo_in), v), dim=-2)
         h = kept * state.h + keys.mT @ values
         return self._read(q @ h, v, z), Mamba3State(h.to(state.h.dtype), angle, k, u)
