@@ -121,6 +121,14 @@ def test_the_score_is_the_mean_over_the_batches() -> None:
     }
 
 
+@pytest.mark.cpu  # its task makes tensors
+def test_a_metric_must_be_a_score() -> None:
+    task = Counting()
+    task.metric = "share_right"
+    with pytest.raises(InputError, match=r"must be one of its scores, accuracy, .*'share_right'"):
+        evaluate(successor_model(), task, 4, batches=1)
+
+
 def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary() -> None:
     uniform = successor_model()
     torch.nn.init.zeros_(uniform.head.weight)

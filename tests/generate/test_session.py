@@ -109,14 +109,15 @@ def test_a_row_of_a_ragged_batch_has_its_logits_in_single_precision_too(
         torch.testing.assert_close(together[0].logits[row], own[0].logits[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_left_alone_goes_on_as_before(build: Build) -> None:
+@pytest.mark.parametrize("rows", [[3, 0], [True, False, False, True]], ids=["numbers", "mask"])
+def test_rows_left_alone_go_on_as_before(build: Build, rows: list[int]) -> None:
     made = build("h3(d_state=8) attention")
     wanted = generate(made, RAGGED, 8, sampling=FREE)
     session = Session(made, prefill(made, RAGGED), sampling=FREE)
-    found = [session.step().tokens[[3, 0]] for _ in range(3)]
-    session.select([3, 0])
+    found = [session.step().tokens[rows] for _ in range(3)]
+    session.select(rows)
     found += [session.step().tokens for _ in range(5)]
-    assert torch.stack(found, dim=1).equal(wanted[[3, 0]])
+    assert torch.stack(found, dim=1).equal(wanted[rows])
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), NARROW], ids=["greedy", "narrow"])

@@ -92,6 +92,12 @@ def test_the_operators_keep_pytorchs_rules(name: str) -> None:
     torch.library.opcheck(getattr(torch.ops.stateline, name).default, leaves, test_utils=rules)
 
 
+def test_a_state_of_several_dtypes_is_refused() -> None:
+    gates, weight, h, *sums = case(3)
+    with pytest.raises(InputError, match="need one dtype, got bfloat16 and float64"):
+        run("torch")(gates, weight, h.bfloat16(), *sums)
+
+
 def test_other_than_four_gates_are_refused() -> None:
     gates, weight, *state = case(3)
     with pytest.raises(InputError, match="needs four gates, got 3"):

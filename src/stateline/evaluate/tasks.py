@@ -75,12 +75,18 @@ def evaluate(
 
     Raises:
         InputError: If ``length`` or ``batches`` is below 1 (0 batches of data that are not drawn
-            are all), or nothing is registered for the kind of task.
+            are all), nothing is registered for the kind of task, or its ``metric`` is no score.
     """
     _check_size(task, length, batches)
     first = FIRST_WHILE_TRAINING if training else 0
     with _evaluating(model):
-        return score_task(task, model, length, range(first, first + batches))
+        scores = score_task(task, model, length, range(first, first + batches))
+    if task.metric not in scores:
+        raise InputError(
+            f"the metric of {type(task).__name__} must be one of its scores, "
+            f"{', '.join(sorted(scores))}, got {task.metric!r}"
+        )
+    return scores
 
 
 @singledispatch

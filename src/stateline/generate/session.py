@@ -181,6 +181,7 @@ class Session:
         Raises:
             InputError: If there is no such row.
         """
+        rows = select_rows(torch.arange(len(self._lengths)), rows).tolist()  # also from a mask
         self._state = select_rows(self._state, rows)
         self._lengths = [self._lengths[row] for row in rows]
         self._samplings = [self._samplings[row] for row in rows]

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops.dispatch import dispatch
+from stateline.ops.dispatch import dispatch, tensors_of
 from stateline.ops.op import Op
 
 P = ParamSpec("P")
@@ -338,6 +338,17 @@ def _fits(axis: str, size: int, sizes: dict[str, Any]) -> bool:
     if axis == "_" or (axis.startswith("#") and size == 1):
         return True
     return bool(sizes.setdefault(axis.lstrip("#"), size) == size)
+
+
+def mixed(*inputs: Any) -> str:
+    """The dtypes of tensors, also in tuples; an empty string if there is only one.
+
+    Example:
+        >>> mixed(torch.zeros(2), (torch.zeros(2).double(), None)), mixed(torch.zeros(2))
+        ('float32 and float64', '')
+    """
+    found = sorted({str(x.dtype)[6:] for x in tensors_of(inputs)})
+    return " and ".join(found) if len(found) > 1 else ""
 
 
 def options_of(annotation: Any) -> tuple[Any, ...]:

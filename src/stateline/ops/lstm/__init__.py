@@ -5,8 +5,8 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dispatch import dispatch, own_precision, tensors_of
-from stateline.ops.door import door
+from stateline.ops.dispatch import dispatch, own_precision
+from stateline.ops.door import door, mixed
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -53,8 +53,8 @@ def _sizes_fit(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> str:
     gates, hidden = weights.w_hh.shape
     if gates != 4 * hidden or not hidden:
         return f"weights.w_hh needs four gates for each of d_hidden >= 1 units, got {gates, hidden}"
-    found = {str(t.dtype)[6:] for t in tensors_of((x, weights, state))}
-    return "" if len(found) == 1 else f"needs all tensors of one dtype, got {sorted(found)}"
+    kinds = mixed(x, weights, state)
+    return kinds and f"needs all tensors of one dtype, got {kinds}"
 
 
 @own_precision

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, step_of
+from stateline.ops.door import door, mixed, step_of
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -46,8 +46,8 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
 
 def _one_precision(weights: MIMOWeights, state: Tensor | None) -> str:
     """Why weights and state cannot be multiplied, or an empty string."""
-    found = {x.dtype for x in (*weights, *([] if state is None else [state]))}
-    return "" if len(found) == 1 else f"weights and state need one dtype, got {len(found)}"
+    kinds = mixed(weights, state)
+    return kinds and f"weights and state need one dtype, got {kinds}"
 
 
 OP = Op(__name__, [], example)

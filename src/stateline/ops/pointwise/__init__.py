@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch
-from stateline.ops.door import door
+from stateline.ops.door import door, mixed
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -50,10 +50,8 @@ OP = Op(__name__, ["numba"], example)
 
 def _one_precision(x: Tensor, weights: FeedForwardWeights) -> str:
     """Why the products are impossible, or an empty string; autocast chooses their precision."""
-    found = {t.dtype for t in (x, *weights)}
-    if len(found) > 1 and not torch.is_autocast_enabled(x.device.type):
-        return f"x and the weights need one dtype, got {len(found)}"
-    return ""
+    kinds = "" if torch.is_autocast_enabled(x.device.type) else mixed(x, weights)
+    return kinds and f"x and the weights need one dtype, got {kinds}"
 
 
 @door(_one_precision)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door
+from stateline.ops.door import door, mixed
 from stateline.ops.op import Example, Op, Sizes
 
 START = -1e4
@@ -42,13 +42,16 @@ def example(sizes: Sizes) -> Example:
 OP = Op(__name__, ["numba"], example)
 
 
-def _gates_fit(gates: Tensor, weight: Tensor, state: SLSTMCell) -> str:  # noqa: ARG001
-    """Why the gates are not four, or an empty string."""
-    return "" if gates.shape[2] == 4 else f"needs four gates, got {gates.shape[2]}"
+def _fits(gates: Tensor, state: SLSTMCell) -> str:
+    """An error in the number of gates or the dtypes of the state, or an empty string."""
+    if gates.shape[2] != 4:
+        return f"needs four gates, got {gates.shape[2]}"
+    kinds = mixed(state)
+    return kinds and f"the parts of the state need one dtype, got {kinds}"
 
 
 @own_precision
-@door(_gates_fit)
+@door(_fits)
 def slstm(
     gates: Float[Tensor, "batch length gate head d_head"],
     weight: Float[Tensor, "head d_head gate d_head"],
