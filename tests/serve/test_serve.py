@@ -146,7 +146,7 @@ def test_a_conversation_continues_its_state_and_forks(client: Client) -> None:
         told = client.respond(turn.decode(), previous_response_id=first["id"])
         wanted = shown(continued(text + turn, 12))
         assert plain(told["output"][0]["content"][0]["text"]) == wanted
-        assert told["usage"]["input_tokens_details"] == {"cached_tokens": 0}
+        assert told["usage"]["input_tokens_details"] == {"cached_tokens": len(text)}
         assert told["usage"]["input_tokens"] == len(text + turn)
     again = client.respond("", previous_response_id=first["id"])
     assert plain(again["output"][0]["content"][0]["text"]) == shown(continued(text, 12))

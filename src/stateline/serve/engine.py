@@ -94,7 +94,8 @@ class Piece:
         text: Text that is certain now.
         tokens: Number of new tokens.
         log_probs: Log-probabilities of these tokens, if they were asked for.
-        reused: Tokens of the prompt that came with a kept state, known with the first piece.
+        reused: Tokens before the answer, of earlier turns too, that came with a kept state; known
+            with the first piece.
         length: Tokens of the whole text.
         finish: ``stop`` or ``length`` if this is the last piece.
         key: Hash of the whole text, with the last piece.
@@ -348,7 +349,8 @@ class Engine:
             else:
                 staying.append(place)
             assert going.read is not None
-            reused, length = going.read.reused, going.length + going.made
+            reused = going.length - len(going.row.tokens) + going.read.reused
+            length = going.length + going.made
             piece = Piece(text, 1, told[place], reused, length, finish, going.key)
             out.append((going.row, piece))
         self.metrics.step(len(self._rows), time.perf_counter() - begin)
