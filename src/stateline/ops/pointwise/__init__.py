@@ -50,8 +50,9 @@ OP = Op(__name__, ["numba"], example)
 
 def _one_precision(x: Tensor, weights: FeedForwardWeights) -> str:
     """Why the products are impossible, or an empty string; autocast chooses their precision."""
-    kinds = "" if torch.is_autocast_enabled(x.device.type) else mixed(x, weights)
-    return kinds and f"x and the weights need one dtype, got {kinds}"
+    if (kinds := mixed(x, weights)) and not torch.is_autocast_enabled(x.device.type):
+        return f"x and the weights need one dtype, got {kinds}"
+    return ""
 
 
 @door(_one_precision)
