@@ -114,6 +114,25 @@ def test_trainer_has_the_losses_of_each_row_alone_and_resumes(
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize(
+    "borders", [{"position_ids": [0, 1, 2, 3, 0, 1]}, {"seq_idx": [0] * 4 + [1] * 2}]
+)
+def test_trainer_keeps_the_columns_that_say_where_texts_begin(
+    make: Make, tmp_path: Path, borders: dict[str, list[int]]
+) -> None:
+    from transformers import Trainer
+
+    texts = [row["input_ids"][:6] for row in rows(4)]
+    begins = torch.tensor([1, 0, 0, 0, 1, 0]).bool()
+    data = [{"input_ids": ids, "labels": ids.masked_fill(begins, -100), **borders} for ids in texts]
+    trainer = Trainer(hf.wrap(make().train()), arguments(tmp_path, max_steps=1), train_dataset=data)
+    trainer.train()
+    alone = [part for ids in texts for part in ids.split([4, 2])]
+    scored = [nn_loss(make(), {"input_ids": ids, "attention_mask": ids > 0}) for ids in alone]
+    wanted = sum(total for total, _ in scored) / sum(count for _, count in scored)
+    assert losses(trainer) == pytest.approx([wanted], rel=1e-3)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_the_first_token_after_padding_has_no_loss(make: Make, use_cache: bool) -> None:

@@ -53,7 +53,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         self._keep_in_fp32_modules_strict = float32_parameters(self)
         self.post_init()
 
-    def forward(
+    def forward(  # noqa: PLR0913 (Trainer drops columns that are no arguments by name)
         self,
         input_ids: Int[Tensor, "batch length"],
         attention_mask: Tensor | None = None,
@@ -62,6 +62,9 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits of the next token, as other causal models of transformers return them.
@@ -76,10 +79,11 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: Compute logits of this many last positions only, 0 for all; or the
                 positions to keep.
             return_dict: ``False`` for a tuple.
-            **kwargs: ``num_items_in_batch`` for the loss. For rows that hold several texts,
-                ``position_ids``, which begin anew at each, ``cu_seq_lens_q`` or ``seq_idx``: each
-                text is read as if it stood alone, and its first token has no prediction. What is
-                not supported is refused.
+            position_ids: For rows that hold several texts, positions that begin anew at each: each
+                text is read as if it stood alone, and its first token has no prediction.
+            seq_idx: The same as the number of each token's text.
+            cu_seq_lens_q: The same as the borders of the texts of one row.
+            **kwargs: ``num_items_in_batch`` for the loss. What is not supported is refused.
 
         Raises:
             InputError: If something that is not supported is asked for.
@@ -92,7 +96,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache = self.config.use_cache and not self.training
         cache = StatelineCache() if past_key_values is None and use_cache else past_key_values
         tokens, mask = self._tokens(input_ids), _mask(attention_mask, input_ids.shape[1])
-        starts = _starts(input_ids, kwargs)
+        starts = _starts(input_ids, position_ids, seq_idx, cu_seq_lens_q)
         if starts is not None and mask is not None:
             raise InputError(
                 "packed rows have no padding: leave attention_mask out, or the borders of the texts"
@@ -228,6 +232,9 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         """Whether activations are computed again in the backward pass."""
         return self.model.stack.checkpoints_activations
 
+    def _prepare_position_ids_for_generation(self, *_: Any) -> None:
+        """None: positions are part of the state, and padding is told by ``attention_mask``."""
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
@@ -269,12 +276,11 @@ def _mask(attention_mask: Tensor | None, columns: int) -> Bool[Tensor, "batch co
     return None if bool(mask.all()) else mask
 
 
-def _starts(ids: Tensor, given: dict[str, Any]) -> Bool[Tensor, "batch length"] | None:
+def _starts(
+    ids: Tensor, positions: Tensor | None, numbers: Tensor | None, ends: Tensor | None
+) -> Bool[Tensor, "batch length"] | None:
     """Where texts begin in packed rows; ``None`` if no argument says so."""
     found = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
-    positions, numbers, ends = (
-        given.get(name) for name in ("position_ids", "seq_idx", "cu_seq_lens_q")
-    )
     for name, value in (("position_ids", positions), ("seq_idx", numbers)):
         if value is not None and value.shape not in (ids.shape, (1, ids.shape[1])):
             raise InputError(
