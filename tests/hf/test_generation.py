@@ -268,5 +268,10 @@ def test_a_cache_cannot_take_back_what_it_did_not_record(make: Make, prompt: Ten
 
 
 def test_other_caches_are_refused(make: Make, prompt: Tensor) -> None:
+    from transformers import DynamicCache
+
+    for call in (hf.wrap(make("h3")), hf.wrap(make("h3")).generate):
+        with pytest.raises(InputError, match=r"must be a StatelineCache, .* got DynamicCache"):
+            call(prompt, past_key_values=DynamicCache())
     with pytest.raises(InputError, match="state of its own, got cache_implementation=static"):
         hf.wrap(make("h3")).generate(prompt, max_new_tokens=2, cache_implementation="static")

@@ -94,7 +94,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         check_axes(input_ids, "batch", "length")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        cache = StatelineCache() if past_key_values is None and use_cache else past_key_values
+        cache = _cache(past_key_values, use_cache)
         tokens, mask = self._tokens(input_ids), _mask(attention_mask, input_ids.shape[1])
         starts = _starts(input_ids, position_ids, seq_idx, cu_seq_lens_q)
         if starts is not None and mask is not None:
@@ -261,6 +261,18 @@ def wrap(model: LanguageModel, **settings: Any) -> StatelineForCausalLM:
     wrapped.model, wrapped._built_on_meta = model, False
     wrapped.config.dtype = wrapped.dtype
     return wrapped.train(model.training)
+
+
+def _cache(given: Any, use_cache: bool) -> StatelineCache | None:
+    """The cache to continue from, or a new one if it is wanted."""
+    if given is None:
+        return StatelineCache() if use_cache else None
+    if not isinstance(given, StatelineCache):
+        raise InputError(
+            "past_key_values must be a StatelineCache, which this model returns, got "
+            f"{type(given).__name__}: leave it out for a new one"
+        )
+    return given
 
 
 def _mask(attention_mask: Tensor | None, columns: int) -> Bool[Tensor, "batch columns"] | None:
