@@ -219,6 +219,12 @@ def test_rows_that_have_ended_are_fed_padding_outside_of_the_vocabulary(
         ),
         ({"output_hidden_states": True}, "hidden states are not returned"),
         ({"attention_mask": torch.ones(1, 1, 2, 2)}, r"must have the shape \(batch, length\)"),
+        (
+            {"attention_mask": torch.tensor([[0, 1]] * 2)},
+            r"\(batch, length\), \(1, 2\), got \(2, 2\)",
+        ),
+        ({"attention_mask": torch.ones(1, 1)}, r"\(batch, length\), \(1, 2\), got \(1, 1\)"),
+        ({"attention_mask": torch.tensor([[1, 1, 0]])}, r"\(1, 2\), got \(1, 3\)"),
     ],
 )
 def test_what_is_not_supported_is_refused(
@@ -265,6 +271,13 @@ def test_a_cache_cannot_take_back_what_it_did_not_record(make: Make, prompt: Ten
     cache = hf.wrap(make("h3"))(prompt).past_key_values
     with pytest.raises(InputError, match="can take back 0 tokens"):
         cache.crop(-1)
+
+
+def test_a_mask_of_other_columns_is_refused_with_a_cache(make: Make, prompt: Tensor) -> None:
+    wrapped = hf.wrap(make("h3"))
+    cache = wrapped(prompt).past_key_values
+    with pytest.raises(InputError, match=r"\(3, 1\) or \(3, 10\) with .*, got \(3, 9\)"):
+        wrapped(prompt[:, :1], attention_mask=torch.ones(3, 9), past_key_values=cache)
 
 
 def test_other_caches_are_refused(make: Make, prompt: Tensor) -> None:

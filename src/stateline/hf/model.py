@@ -95,7 +95,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         cache = _cache(past_key_values, use_cache)
-        tokens, mask = self._tokens(input_ids), _mask(attention_mask, input_ids.shape[1])
+        tokens, mask = self._tokens(input_ids), _mask(attention_mask, input_ids, cache)
         starts = _starts(input_ids, position_ids, seq_idx, cu_seq_lens_q)
         if starts is not None and mask is not None:
             raise InputError(
@@ -275,16 +275,21 @@ def _cache(given: Any, use_cache: bool) -> StatelineCache | None:
     return given
 
 
-def _mask(attention_mask: Tensor | None, columns: int) -> Bool[Tensor, "batch columns"] | None:
+def _mask(
+    attention_mask: Tensor | None, ids: Tensor, cache: StatelineCache | None
+) -> Bool[Tensor, "batch columns"] | None:
     """Where tokens are; ``None`` if there is no padding."""
     if attention_mask is None:
         return None
-    if attention_mask.ndim != 2:
+    rows, columns, seen = *ids.shape, 0 if cache is None else cache.seen
+    found, wanted = tuple(attention_mask.shape), (rows, columns)
+    if found not in (wanted, (rows, seen + columns)):
+        cached = f" or {(rows, seen + columns)} with the columns of the cache" if seen else ""
         raise InputError(
-            "attention_mask must have the shape (batch, length), got "
-            f"{tuple(attention_mask.shape)}: a causal model needs no other"
+            f"attention_mask must have the shape (batch, length), {wanted}{cached}, got {found}: "
+            "a causal model needs no other"
         )
-    mask = attention_mask[:, -columns:].bool()
+    mask = attention_mask[:, found[-1] - columns :].bool()
     return None if bool(mask.all()) else mask
 
 
