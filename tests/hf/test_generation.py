@@ -210,11 +210,12 @@ def test_rows_that_have_ended_are_fed_padding_outside_of_the_vocabulary(
     [
         ({"inputs_embeds": torch.zeros(1, 2, 32)}, "give input_ids"),
         ({"position_ids": torch.tensor([[0, 3]])}, "must count from 0 in each text"),
+        ({"position_ids": torch.tensor([[5, 6]])}, "must count from 0 in each text"),
         ({"seq_idx": torch.zeros(1, 3)}, r"seq_idx must have the shape of input_ids, \(1, 2\)"),
         ({"cu_seq_lens_q": torch.tensor([0, 1])}, r"end with its length, got \[0, 1\]"),
         ({"cu_seq_lens_q": torch.tensor([0, 9, 2])}, r"must rise from 0 .*, got \[0, 9, 2\]"),
         (
-            {"position_ids": torch.zeros(1, 2), "attention_mask": torch.tensor([[0, 1]])},
+            {"position_ids": torch.arange(2)[None], "attention_mask": torch.tensor([[0, 1]])},
             "packed rows have no padding",
         ),
         ({"output_hidden_states": True}, "hidden states are not returned"),
@@ -271,6 +272,30 @@ def test_a_cache_cannot_take_back_what_it_did_not_record(make: Make, prompt: Ten
     cache = hf.wrap(make("h3"))(prompt).past_key_values
     with pytest.raises(InputError, match="can take back 0 tokens"):
         cache.crop(-1)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_positions_of_padded_rows_count_their_tokens(
+    make: Make, prompt: Tensor, side: str, use_cache: bool
+) -> None:
+    wrapped, batch = hf.wrap(make("h3"), pad_token_id=0), padded(ragged(prompt), side)
+    mask = batch["attention_mask"]
+    places = (mask.cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
+    wanted = wrapped(**batch, use_cache=use_cache).logits
+    found = wrapped(**batch, use_cache=use_cache, position_ids=places).logits
+    assert torch.equal(found, wanted)
+    if side == "left":
+        settings = {"use_cache": use_cache, "prefill_chunk_size": 4 if use_cache else None}
+        text = greedy(wrapped, **batch, **settings)
+        assert torch.equal(text, greedy(wrapped, **batch, **settings, position_ids=places))
+
+
+def test_positions_go_on_where_a_cache_ends(make: Make, prompt: Tensor) -> None:
+    wrapped, places = hf.wrap(make("h3")), torch.arange(9)[None]
+    cache = wrapped(prompt[:, :5], position_ids=places[:, :5]).past_key_values
+    found = wrapped(prompt[:, 5:], position_ids=places[:, 5:], past_key_values=cache).logits
+    torch.testing.assert_close(found, wrapped(prompt, use_cache=False).logits[:, 5:])
 
 
 def test_a_mask_of_other_columns_is_refused_with_a_cache(make: Make, prompt: Tensor) -> None:

@@ -80,7 +80,8 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
                 positions to keep.
             return_dict: ``False`` for a tuple.
             position_ids: For rows that hold several texts, positions that begin anew at each: each
-                text is read as if it stood alone, and its first token has no prediction.
+                text is read as if it stood alone, and its first token has no prediction. For rows
+                of one text they say nothing new; with padding they count its tokens alone.
             seq_idx: The same as the number of each token's text.
             cu_seq_lens_q: The same as the borders of the texts of one row.
             **kwargs: ``num_items_in_batch`` for the loss. What is not supported is refused.
@@ -96,11 +97,8 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache = self.config.use_cache and not self.training
         cache = _cache(past_key_values, use_cache)
         tokens, mask = self._tokens(input_ids), _mask(attention_mask, input_ids, cache)
-        starts = _starts(input_ids, position_ids, seq_idx, cu_seq_lens_q)
-        if starts is not None and mask is not None:
-            raise InputError(
-                "packed rows have no padding: leave attention_mask out, or the borders of the texts"
-            )
+        fresh = cache is None or not cache.seen
+        starts = _starts(input_ids, position_ids, seq_idx, cu_seq_lens_q, mask=mask, fresh=fresh)
         keep = None
         if isinstance(logits_to_keep, int) and logits_to_keep and labels is None:
             keep = logits_to_keep
@@ -294,9 +292,18 @@ def _mask(
 
 
 def _starts(
-    ids: Tensor, positions: Tensor | None, numbers: Tensor | None, ends: Tensor | None
+    ids: Tensor,
+    positions: Tensor | None,
+    numbers: Tensor | None,
+    ends: Tensor | None,
+    *,
+    mask: Tensor | None,
+    fresh: bool,
 ) -> Bool[Tensor, "batch length"] | None:
-    """Where texts begin in packed rows; ``None`` if no argument says so."""
+    """Where texts begin in packed rows; ``None`` if no argument says so.
+
+    ``fresh`` says that nothing was read before, so a text begins with the row.
+    """
     found = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
     for name, value in (("position_ids", positions), ("seq_idx", numbers)):
         if value is not None and value.shape not in (ids.shape, (1, ids.shape[1])):
@@ -304,10 +311,11 @@ def _starts(
                 f"{name} must have the shape of input_ids, {tuple(ids.shape)}, got "
                 f"{tuple(value.shape)}"
             )
-    if positions is not None:
+    if positions is not None and not _of_one_text(positions, mask, fresh):
         found |= positions == 0
-        goes_on = (positions[:, 1:] == positions[:, :-1] + 1) | (positions[:, 1:] == 0)
-        if not bool(goes_on.all()):
+        goes_on = positions == 0
+        goes_on[:, 1:] |= positions[:, 1:] == positions[:, :-1] + 1
+        if not bool(goes_on[:, 0 if fresh else 1 :].all()):
             raise InputError(
                 "position_ids must count from 0 in each text of a row: padding is said by "
                 "attention_mask instead"
@@ -322,7 +330,23 @@ def _starts(
                 f"{ends.tolist()} and input_ids of shape {tuple(ids.shape)}"
             )
         found[0, ends[ends < ids.shape[1]].long()] = True  # a text without tokens begins nothing
-    return found if bool(found.any()) else None
+    if not bool(found.any()):
+        return None
+    if mask is not None:
+        raise InputError(
+            "packed rows have no padding: leave attention_mask out, or the borders of the texts"
+        )
+    return found
+
+
+def _of_one_text(positions: Tensor, mask: Tensor | None, fresh: bool) -> bool:
+    """Whether positions count the tokens of one text per row and pass over padding."""
+    if mask is None:
+        return False
+    before = positions - mask.cumsum(dim=1)
+    first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)
+    wanted = before.new_full(first.shape, -1) if fresh else before.gather(1, first)
+    return bool(((before == wanted) | ~mask).all())
 
 
 def _last_columns(logits: Tensor, keep: int | None) -> Tensor:
