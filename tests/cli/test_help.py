@@ -83,6 +83,15 @@ def test_help_explains_an_option(
     assert said in explained[:400]
 
 
+@pytest.mark.parametrize(("command", "argument"), [("check", "names"), ("evaluate", "files")])
+def test_help_does_not_require_what_may_be_left_out(
+    command: str, argument: str, answers: dict[str, tuple[int, str, bool]]
+) -> None:
+    _, told, _ = answers[f"{command} --help"]
+    arguments, _, _ = told.partition("\noptions:\n")
+    assert "(required" not in arguments.rpartition(f"\n  {argument} ")[2]
+
+
 def test_help_is_no_wider_than_a_terminal(answers: dict[str, tuple[int, str, bool]]) -> None:
     lines = [line for asked in answers if "help" in asked for line in answers[asked][1].split("\n")]
     assert max(map(len, lines)) <= 80

@@ -29,6 +29,7 @@ def add_arguments(parser: Parser) -> None:
         "layers, patterns, folders with a model, hf:FOLDER for a causal language model of "
         "transformers, or http://HOST/v1 for a server; by default every layer and wrapper",
         nargs="*",
+        default=[],
     )
     option, switch = parser.option, parser.switch
     option("d_model", int, 16, "width to check at")
