@@ -40,7 +40,7 @@ def make() -> Parser:
             "unknown option 'train.learning_rate': did you mean 'train.lr'",
         ),
         (["--lr", "1"], "unknown option 'lr': did you mean 'train.lr'?"),
-        (["extra"], "unrecognized arguments: extra"),
+        (["extra"], "unrecognized arguments: extra; stateline try --help shows what it takes"),
     ],
 )
 def test_what_cannot_be_parsed_is_one_line_in_our_words(arguments: list[str], message: str) -> None:

@@ -56,7 +56,7 @@ def refusal(folder: Path) -> str:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(saved: Path, name: str) -> None:
     (saved / name).unlink()
-    assert refusal(saved) == f"no model in {saved}: {name} is missing"
+    assert refusal(saved) == f"no model in {saved}: {name} is missing; give the folder of a model"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -34,7 +34,9 @@ WINDOW = 2048
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.argument("run", "folder of a run, a checkpoint or a published model; or its file")
-    parser.argument("files", "texts in UTF-8; each is read from its beginning", nargs="*", default=[])
+    parser.argument(
+        "files", "texts in UTF-8; each is read from its beginning", nargs="*", default=[]
+    )
     option = parser.option
     option("chunk", int, 1024, "tokens read at a time if state is carried")
     option("window", int, None, "tokens in a window; 0 carries state")

@@ -21,6 +21,7 @@ _UNKNOWN_OPTION = re.compile(
     r"(?:unrecognized arguments: --|Option '|Group '(?P<group>[\w.]+)' does not accept option ')"
     r"(?P<name>[\w.]+)"
 )
+_STRAY_OR_MISSING = re.compile(r"unrecognized arguments: |the following arguments are required: ")
 
 
 class Parser(ArgumentParser):
@@ -66,6 +67,8 @@ class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Raise InputError with what is wrong."""
         line = " ".join(message.split())
+        if _STRAY_OR_MISSING.match(line) and not _UNKNOWN_OPTION.match(line):
+            line = f"{line}; {self.prog} --help shows what it takes"
         raise InputError(self._wrong_value(line) or self._unknown_option(line) or line)
 
     def _wrong_value(self, line: str) -> str:

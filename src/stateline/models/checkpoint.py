@@ -140,7 +140,7 @@ def load_any(folder: str | Path, *, device: torch.device | str = "cpu") -> AnyMo
     parts = _parts(folder)
     for name in (CONFIG, *parts):
         if not os.path.exists(folder / name):  # unlike Path.exists, it never raises
-            raise InputError(f"no model in {folder}: {name} is missing")
+            raise InputError(f"no model in {folder}: {name} is missing; give the folder of a model")
     regular_file(folder / CONFIG, "model configuration")
     for name in parts:
         regular_file(folder / name, "weights file")

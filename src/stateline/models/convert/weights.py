@@ -39,7 +39,9 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     """The content of ``config.json``; InputError if it is missing, or not a JSON object."""
     path = Path(folder) / "config.json"
     if not os.path.exists(path):  # unlike Path.exists, it never raises
-        raise InputError(f"no model in {folder}: config.json is missing")
+        raise InputError(
+            f"no model in {folder}: config.json is missing; give the folder of a model"
+        )
     return read_json_object(path, "published configuration", max_bytes=MAX_BYTES)
 
 
