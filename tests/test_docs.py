@@ -7,6 +7,7 @@ one is its expected output, where ``...`` matches anything.
 import doctest
 import importlib
 import importlib.util
+import inspect
 import re
 import shlex
 import subprocess
@@ -23,7 +24,8 @@ import stateline
 from stateline.cli import COMMANDS, Parser, _underscored, train
 from stateline.cli.parser import take_imports
 from stateline.layers import LAYERS, WRAPPERS
-from stateline.tasks import TASKS
+from stateline.models.pattern import format_pattern, parse_pattern
+from stateline.tasks import TASKS, make_task
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -47,10 +49,21 @@ def commands() -> Iterator[tuple[str, str]]:
             yield from ((page, line) for line in lines if line.startswith("stateline "))
 
 
-def parse(name: str, arguments: list[str]) -> None:
+def parse(name: str, arguments: list[str]) -> Any:
     """Parse the arguments of a command without running it."""
     arguments, _ = take_imports(arguments)
-    parser_of(name).parse_args([_underscored(argument) for argument in arguments])
+    return parser_of(name).parse_args([_underscored(argument) for argument in arguments])
+
+
+def tasks_of(name: str, given: Any) -> Iterator[str]:
+    """The tasks of a command that need no files, without settings of training and seeds."""
+    texts = given.tasks if name == "compare" else [given.get("task")]
+    for text in filter(None, texts or ()):
+        item = parse_pattern(text)[0]
+        own = inspect.signature(TASKS[item.name]).parameters if item.name in TASKS else {}
+        if own and "path" not in item.keywords:
+            keywords = {key: value for key, value in item.keywords.items() if key in own}
+            yield format_pattern((item._replace(repeat=1, keywords=keywords),))
 
 
 @cache
@@ -97,7 +110,8 @@ def test_a_command_that_is_shown_can_be_given(page: str, line: str) -> None:
     if name in ("COMMAND", "--help", "--version"):
         return
     assert name in COMMANDS
-    parse(name, arguments)
+    for task in tasks_of(name, parse(name, arguments)):
+        make_task(task)
 
 
 def test_a_recipe_that_is_shown_can_be_read(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
     option("window", int, None, "tokens in a window; 0 carries state")
     option("stride", int, None, "tokens between windows; default half")
     option("tokenizer", str, None, "instead of the model's own")
-    about = 'a task that models are trained on, as "copying(max_len=40)"; own is the run\'s'
+    about = 'a task that models are trained on, as "copying(max_len=15)"; own is the run\'s'
     option("task", str, None, about)
     option("lengths", list[int], [], "of --task; by default its own")
     option("batches", int, 16, "of --task: problems to solve, in batches")

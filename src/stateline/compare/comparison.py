@@ -40,7 +40,7 @@ class Comparison:
         patterns: Architectures: patterns, names of presets such as ``mamba-130m`` (whose vocabulary
             is replaced by the task's), folders of models to start from, each also with a
             name for the results (``name=pattern``), or recipes.
-        tasks: Tasks, in the grammar of patterns: ``copying(max_len=20)``. A repeat count is a
+        tasks: Tasks, in the grammar of patterns: ``copying(max_len=15)``. A repeat count is a
             number of seeds: ``associative_recall*3``. Settings of training may stand among the
             task's keywords and hold for this task only: ``text(length=128, steps=250)``.
         d_model: Width of the first model.

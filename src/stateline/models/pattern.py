@@ -15,7 +15,7 @@
     value    := number | true | false | none | word | "quoted text"
 
 Only wrappers take patterns as arguments, few of them several, and groups may be nested. Tasks are
-named by the same grammar: ``copying(max_len=20)``.
+named by the same grammar: ``copying(max_len=15)``.
 """
 
 import re

@@ -53,7 +53,7 @@ class TaskRecord(Record, frozen=True, kw_only=True):
     """A task, as the results describe it.
 
     Attributes:
-        spec: The task with its keywords, as it was given: ``copying(max_len=20)``.
+        spec: The task with its keywords, as it was given: ``copying(max_len=15)``.
         name: Its name in the table of tasks.
         title: Its name for readers.
         about: What its score shows and does not show.

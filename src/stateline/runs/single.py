@@ -41,7 +41,7 @@ def single_job(
 
     Args:
         task: The task.
-        spec: Its text, such as ``"copying(max_len=20)"``.
+        spec: Its text, such as ``"copying(max_len=15)"``.
         pattern: The layers of the model.
         model: Further settings of its configuration.
         training: How it is trained; by default as suits the task.

@@ -163,7 +163,7 @@ def make_task(text: str, *, seed: int = 0) -> Task:
     """Build a task from its name and keywords.
 
     Args:
-        text: For example ``"copying"`` or ``"copying(max_len=20)"``, in the grammar of patterns.
+        text: For example ``"copying"`` or ``"copying(max_len=15)"``, in the grammar of patterns.
         seed: Fixes every batch; not negative.
 
     Returns:
@@ -185,7 +185,7 @@ Known: algorithm, ...
     item, *others = parse_pattern(text)
     if others or item.core or item.repeat > 1:
         raise InputError(
-            f"a task is one name with keywords, such as 'copying(max_len=20)', got {text!r}"
+            f"a task is one name with keywords, such as 'copying(max_len=15)', got {text!r}"
         )
     if item.name not in TASKS:
         raise unknown_name("task", item.name, TASKS)
