@@ -235,6 +235,12 @@ def test_what_is_not_supported_is_refused(
         hf.wrap(make("h3"))(torch.zeros(1, 2, dtype=torch.int64), **given)
 
 
+@pytest.mark.parametrize("given", [{}, {"inputs_embeds": torch.zeros(1, 2, 32)}])
+def test_a_call_without_tokens_is_refused(make: Make, given: dict[str, Tensor]) -> None:
+    with pytest.raises(InputError, match="give input_ids"):
+        hf.wrap(make("h3"))(**given)
+
+
 @pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize("ids", [torch.zeros(3, dtype=torch.int64), [[0, 0]]])
 def test_one_row_of_tokens_has_a_batch_axis(make: Make, ids: Any) -> None:

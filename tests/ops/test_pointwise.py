@@ -111,3 +111,8 @@ def test_attention_to_parts_of_a_projection_is_that_to_copies(length: int) -> No
 
     copies = tuple(part.contiguous() for part in x.chunk(3, dim=-1))
     assert_close(gradient(x.split([6, 6, 6], dim=-1)), gradient(copies))
+
+
+def test_operations_are_counted_without_numbers() -> None:
+    x, *weights = (t.detach().to("meta") for t in (normal(2, 5, 6), *maps()))
+    assert feed_forward(x, FeedForwardWeights(*weights)).shape == (2, 5, 4)

@@ -3,6 +3,7 @@
 # No ``from __future__ import annotations``: transformers reads the annotation of config_class.
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,7 +56,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(  # noqa: PLR0913 (Trainer drops columns that are no arguments by name)
         self,
-        input_ids: Int[Tensor, "batch length"],
+        input_ids: Int[Tensor, "batch length"] | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: StatelineCache | None = None,
         labels: Int[Tensor, "batch length"] | None = None,
@@ -89,9 +90,9 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         Raises:
             InputError: If something that is not supported is asked for.
         """
-        for name, reason in _REFUSED.items():
-            if kwargs.get(name) is not None and kwargs[name] is not False:
-                raise InputError(f"{name} cannot be used with this model: {reason}")
+        _refuse(kwargs)
+        if input_ids is None:
+            raise InputError("the model begins with tokens: give input_ids")
         check_axes(input_ids, "batch", "length")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -259,6 +260,13 @@ def wrap(model: LanguageModel, **settings: Any) -> StatelineForCausalLM:
     wrapped.model, wrapped._built_on_meta = model, False
     wrapped.config.dtype = wrapped.dtype
     return wrapped.train(model.training)
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    """Raise InputError for what other models of transformers take and this one does not."""
+    for name, reason in _REFUSED.items():
+        if given.get(name) is not None and given[name] is not False:
+            raise InputError(f"{name} cannot be used with this model: {reason}")
 
 
 def _cache(given: Any, use_cache: bool) -> StatelineCache | None:
