@@ -311,6 +311,7 @@ def test_a_mask_of_other_columns_is_refused_with_a_cache(make: Make, prompt: Ten
         wrapped(prompt[:, :1], attention_mask=torch.ones(3, 9), past_key_values=cache)
 
 
+@pytest.mark.usefixtures("unannotated")
 def test_other_caches_are_refused(make: Make, prompt: Tensor) -> None:
     from transformers import DynamicCache
 

@@ -245,6 +245,7 @@ class TestDiagonal:
         wanted = diagonal_ssm_chunk(u, shared, *others, backend="reference")
         assert close(found, wanted)
 
+    @pytest.mark.slow  # the core of H3 has such documents, too
     def test_documents_begin_anew(self) -> None:
         inputs = ssm_case(37, channels=1, readouts=2)
         agree(partial(diagonal_ssm_chunk, starts=STARTS.to(DEVICE)), inputs, 1)
