@@ -21,7 +21,7 @@ demo: .venv/run
 	  "copying(n_letters=8, max_len=8, context_len=20, steps=800, eval_every=50, stop_at=0.98)" \
 	  --out runs/demo
 
-# The quick tests: three to five minutes on two idle cores.
+# The quick tests: three to five minutes on two idle cores, and at first up to two more for kernels.
 test: .venv/ready
 	$(PYTEST)
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -358,6 +359,15 @@ def read_yaml(path: str | Path, what: str) -> Any:
         raise InputError(f"the {what} {path} is not valid YAML: {reason(error)}") from error
     _check_keys(f"{what} {path}", content)
     return content
+
+
+def finite(value: Any) -> Any:
+    """Plain data for JSON, in which numbers that are not finite are ``None``."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types

@@ -210,6 +210,7 @@ def test_rows_that_have_ended_are_fed_padding_outside_of_the_vocabulary(
     [
         ({"inputs_embeds": torch.zeros(1, 2, 32)}, "give input_ids"),
         ({"position_ids": torch.tensor([[0, 3]])}, "must count from 0 in each text"),
+        ({"shift_labels": torch.zeros(1, 2)}, "labels are shifted here: give labels"),
         ({"position_ids": torch.tensor([[5, 6]])}, "must count from 0 in each text"),
         ({"seq_idx": torch.zeros(1, 3)}, r"seq_idx must have the shape of input_ids, \(1, 2\)"),
         ({"cu_seq_lens_q": torch.tensor([0, 1])}, r"end with its length, got \[0, 1\]"),

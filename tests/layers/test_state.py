@@ -161,7 +161,7 @@ def test_every_layer_continues_from_a_cast_state(name: str, dtype: torch.dtype) 
     x = layer.example_input(2, 6)
     exact = layer.forward_chunk(x[:, :3], layer.init_state(2, capacity=6))[1]
     cast, wanted = to(exact, dtype=dtype), layer.forward_chunk(x[:, 3:], exact)[0]
-    limit = 0.05 * wanted.abs().max() if dtype == torch.bfloat16 else 1e-5
+    limit = (0.05 if dtype == torch.bfloat16 else 1e-5) * wanted.abs().max()
     found = [layer.forward_chunk(x[:, 3:], cast)[0][:, 0], layer.step(x[:, 3], cast)[0]]
     for y in (*found, layer.step_(x[:, 3], cast)):
         torch.testing.assert_close(y, wanted[:, 0], rtol=0, atol=float(limit))

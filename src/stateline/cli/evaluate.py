@@ -18,7 +18,7 @@ from stateline.cli.console import plain_table
 from stateline.cli.options import add_device_and_dtype, open_model, place, user_folder
 from stateline.cli.parser import Parser
 from stateline.errors import InputError, unknown_name
-from stateline.files import check_writable, user_path, write_text
+from stateline.files import check_writable, finite, user_path, write_text
 from stateline.settings import at_least
 
 if TYPE_CHECKING:
@@ -72,8 +72,6 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     score = _score_task if on_task else _score_tasks if given.tasks else _score_files
     record = {"run": given.run, **score(given)}
     if out is not None:
-        from stateline.runs.results import finite
-
         write_text(out, json.dumps(finite(record), indent=2) + "\n")
     return 0
 

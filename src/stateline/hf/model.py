@@ -27,6 +27,7 @@ from stateline.models.language_model import LanguageModel
 _REFUSED = {
     "inputs_embeds": "the model begins with tokens: give input_ids",
     "output_hidden_states": "hidden states are not returned: use stateline's own model",
+    "shift_labels": "labels are shifted here: give labels",
     "output_attentions": "attention weights are not returned: leave it out",
 }
 
@@ -85,7 +86,8 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
                 of one text they say nothing new; with padding they count its tokens alone.
             seq_idx: The same as the number of each token's text.
             cu_seq_lens_q: The same as the borders of the texts of one row.
-            **kwargs: ``num_items_in_batch`` for the loss. What is not supported is refused.
+            **kwargs: ``num_items_in_batch`` for the loss. What would change the result, as
+                ``inputs_embeds``, is refused; the rest is ignored.
 
         Raises:
             InputError: If something that is not supported is asked for.

@@ -6,7 +6,6 @@ so that older and newer files of the same format can be read.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from stateline.errors import InputError
-from stateline.files import integer_of_json
+from stateline.files import finite, integer_of_json
 from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
 from stateline.runs.record import Bits, Length, Record, RecordT, Scores
 
@@ -350,12 +349,3 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return str(value)
     raise TypeError(f"results cannot hold a value of type {type(value).__name__}")
-
-
-def finite(value: Any) -> Any:
-    """Plain data for JSON, in which numbers that are not finite are ``None``."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

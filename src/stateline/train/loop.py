@@ -1,7 +1,6 @@
 """The training loop."""
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -13,7 +12,7 @@ import torch
 
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
-from stateline.files import append_line
+from stateline.files import append_line, finite
 from stateline.generate.session import OutputIsNaN
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
@@ -220,7 +219,7 @@ class Trainer:
             step=progress.steps,
             steps=planned,
             loss=sum(progress.losses) / len(progress.losses),
-            metric=score if score is not None and math.isfinite(score) else None,
+            metric=finite(score),
             lr=lr,
             tokens_per_second=speed,
             seconds_left=(planned - progress.steps) * progress.seconds / progress.steps,
