@@ -189,8 +189,9 @@ def test_a_comparison_adds_seeds_and_resumes(
     [
         ({"budget_minutes": 1.0}, "budget_minutes limits the seeds that are added"),
         ({"budget_minutes": -1.0, "decide": "best"}, "budget_minutes must be at least 0"),
+        ({"seeds": 2, "decide": "best"}, "decide adds to 3 seeds: seeds=2 is too few"),
     ],
 )
-def test_a_time_without_a_decision_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_a_decision_that_cannot_be_made_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         plan(Comparison(["lstm"], ["copying"], **changes))

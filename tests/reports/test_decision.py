@@ -48,6 +48,8 @@ def test_five_questions_are_answered_by_the_gallery(gallery):
     none = decided(gallery, "state<=100")
     assert {row.sure for row in none.values()} == {"no model is within the budget"}
     assert {row.best for row in none.values()} == {""}
+    unknown = decided(gallery, "state@5000<=64KiB")
+    assert {row.sure for row in unknown.values()} == {"no model was measured for state@5000<=64KiB"}
 
 
 QUESTIONS = re.findall(

@@ -13,6 +13,7 @@ from stateline.models.pattern import MAX_REPEAT, format_pattern, parse_pattern
 from stateline.runs.initial import weights_hash
 from stateline.runs.job import Job
 from stateline.runs.protocol_records import MatchedBy
+from stateline.runs.verdict import FIRST_LOOK
 from stateline.tasks import TASKS, Task, make_task
 from stateline.train.config import TrainConfig
 
@@ -193,6 +194,8 @@ def _check(comparison: Comparison) -> None:
 def _check_protocol(comparison: Comparison) -> None:
     if comparison.seeds is not None and not 1 <= comparison.seeds <= MAX_REPEAT:
         raise InputError(f"seeds must be from 1 to {MAX_REPEAT}, got {comparison.seeds}")
+    if comparison.decide != "no" and (comparison.seeds or FIRST_LOOK) < FIRST_LOOK:
+        raise InputError(f"decide adds to {FIRST_LOOK} seeds: seeds={comparison.seeds} is too few")
     if comparison.budget_minutes is not None and not comparison.budget_minutes >= 0:
         raise InputError(f"budget_minutes must be at least 0, got {comparison.budget_minutes:g}")
     if comparison.budget_minutes is not None and comparison.decide == "no":

@@ -71,6 +71,10 @@ class Budget(NamedTuple):
         higher = self.cost.higher_is_better
         return paid.middle >= self.bound if higher else paid.middle <= self.bound
 
+    def measured(self, results: Results) -> bool:
+        """Whether any model has this cost at this length."""
+        return any(cost_at(results, r.model, self.cost, self.length) for r in results.speed)
+
 
 def read_budget(text: str) -> Budget:
     """A limit such as ``state<=64KiB``, ``decode>=1k`` or ``state@4096<=64KiB``.
@@ -187,7 +191,13 @@ def _decide(
     at = f"{length:,}" + (" (trained)" if length == task.train_length else "")
     if not allowed:
         first = f"without it {_offer(results, scores, order[0])}"
-        return Decision(label, at, "", DASH, DASH, "no model is within the budget", first)
+        unknown = [b.text for b in budgets if not b.measured(results)]
+        why = (
+            f"no model was measured for {unknown[0]}"
+            if unknown
+            else "no model is within the budget"
+        )
+        return Decision(label, at, "", DASH, DASH, why, first)
 
     def state(model: str) -> float:
         paid = cost_at(results, model, STATE)
