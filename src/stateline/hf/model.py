@@ -19,6 +19,7 @@ from stateline.generate.reading import read_ragged
 from stateline.hf.cache import StatelineCache
 from stateline.hf.card import CARD, card
 from stateline.hf.config import StatelineConfig
+from stateline.hf.packing import text_starts
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import float32_parameters, make_empty_model
 from stateline.models.inputs import check_axes
@@ -101,7 +102,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         cache = _cache(past_key_values, use_cache)
         tokens, mask = self._tokens(input_ids), _mask(attention_mask, input_ids, cache)
         fresh = cache is None or not cache.seen
-        starts = _starts(input_ids, position_ids, seq_idx, cu_seq_lens_q, mask=mask, fresh=fresh)
+        starts = text_starts(input_ids, mask, position_ids, seq_idx, cu_seq_lens_q, fresh=fresh)
         keep = None
         if isinstance(logits_to_keep, int) and logits_to_keep and labels is None:
             keep = logits_to_keep
@@ -299,64 +300,6 @@ def _mask(
         )
     mask = attention_mask[:, found[-1] - columns :].bool()
     return None if bool(mask.all()) else mask
-
-
-def _starts(
-    ids: Tensor,
-    positions: Tensor | None,
-    numbers: Tensor | None,
-    ends: Tensor | None,
-    *,
-    mask: Tensor | None,
-    fresh: bool,
-) -> Bool[Tensor, "batch length"] | None:
-    """Where texts begin in packed rows; ``None`` if no argument says so.
-
-    ``fresh`` says that nothing was read before, so a text begins with the row.
-    """
-    found = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
-    for name, value in (("position_ids", positions), ("seq_idx", numbers)):
-        if value is not None and value.shape not in (ids.shape, (1, ids.shape[1])):
-            raise InputError(
-                f"{name} must have the shape of input_ids, {tuple(ids.shape)}, got "
-                f"{tuple(value.shape)}"
-            )
-    if positions is not None and not _of_one_text(positions, mask, fresh):
-        found |= positions == 0
-        goes_on = positions == 0
-        goes_on[:, 1:] |= positions[:, 1:] == positions[:, :-1] + 1
-        if not bool(goes_on[:, 0 if fresh else 1 :].all()):
-            raise InputError(
-                "position_ids must count from 0 in each text of a row: padding is said by "
-                "attention_mask instead"
-            )
-    if numbers is not None:
-        found[:, 1:] |= numbers[:, 1:] != numbers[:, :-1]
-    if ends is not None:
-        rises = bool((ends.diff(prepend=ends.new_zeros(1)) >= 0).all())
-        if len(ids) != 1 or not rises or int(ends[-1]) != ids.shape[1]:
-            raise InputError(
-                "cu_seq_lens_q is for one row and must rise from 0 and end with its length, got "
-                f"{ends.tolist()} and input_ids of shape {tuple(ids.shape)}"
-            )
-        found[0, ends[ends < ids.shape[1]].long()] = True  # a text without tokens begins nothing
-    if not bool(found.any()):
-        return None
-    if mask is not None:
-        raise InputError(
-            "packed rows have no padding: leave attention_mask out, or the borders of the texts"
-        )
-    return found
-
-
-def _of_one_text(positions: Tensor, mask: Tensor | None, fresh: bool) -> bool:
-    """Whether positions count the tokens of one text per row and pass over padding."""
-    if mask is None:
-        return False
-    before = positions - mask.cumsum(dim=1)
-    first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)
-    wanted = before.new_full(first.shape, -1) if fresh else before.gather(1, first)
-    return bool(((before == wanted) | ~mask).all())
 
 
 def _last_columns(logits: Tensor, keep: int | None) -> Tensor:
