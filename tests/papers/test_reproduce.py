@@ -146,6 +146,7 @@ def test_some_rows_are_recorded_anew(capsys: pytest.CaptureFixture[str]) -> None
     now = read_table(path)
     assert now.rows == first.rows
     assert now.note == "as it was"
+    assert now.command == f"{first.command}; {first.command} --rows LSTM"
     assert {*str(now.environment["commit"]).split(", ")} >= {"a", "b"}
     write_table(path, msgspec.structs.replace(old, columns=["score", "x", "parameters"]))
     assert reproduce("--record", "--rows", "LSTM") == 2

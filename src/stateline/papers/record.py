@@ -70,7 +70,7 @@ class TableRecord(Record, frozen=True, kw_only=True):
     Attributes:
         table: Its name, ``PAPER/NAME``; empty if other commands made it than ``reproduce``.
         size: ``laptop`` or ``paper``.
-        command: How to run it again.
+        command: How to run it again; several commands if the rows were run by several.
         created: The day of the last run, ISO 8601.
         environment: Versions, machine and device of the first run, and the commits of all runs. A
             commit ends with ``+`` if files of the library differed from it; ``unknown`` stands for
@@ -176,7 +176,7 @@ def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
     Args:
         record: The record.
         fresh: The same table, or some of its rows, of other runs. The record then holds its day and
-            its environment, and the commits of both.
+            its environment, and the commits and commands of both.
 
     Raises:
         InputError: If its columns are not those of the record.
@@ -190,8 +190,10 @@ def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
     rows |= {row.name: _with_seeds(rows.get(row.name), row) for row in fresh.rows}
     both = (own.environment.get("commit", "unknown") for own in (record, fresh))
     commits = sorted({commit for own in both for commit in str(own).split(", ")})
+    commands = dict.fromkeys([*record.command.split("; "), fresh.command])
     return msgspec.structs.replace(
         record,
+        command="; ".join(commands),
         created=fresh.created,
         environment=fresh.environment | {"commit": ", ".join(commits)},
         rows=[*rows.values()],
