@@ -231,6 +231,14 @@ def test_info_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert lstm["device_bytes"] > 0
 
 
+def test_info_tells_the_costs_of_layers_without_a_state(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = json.loads(said(capsys, "info", "s4d bidirectional(h3)", "--json"))
+    assert set(found["state_bytes"].values()) == {0}
+    causal, _, both, _ = (set(layer["state_bytes"].values()) for layer in found["layers"])
+    assert both == {0}
+    assert 0 not in causal
+
+
 def test_info_tells_the_state_in_half_precision(capsys: pytest.CaptureFixture[str]) -> None:
     models = ["h3", "attention"]
     own, half = (

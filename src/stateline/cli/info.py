@@ -99,6 +99,9 @@ def measure(config: ModelConfig, given: Namespace) -> dict[str, Any]:
     def count(part: torch.nn.Module) -> int:
         return sum(p.numel() for p in part.parameters())
 
+    def state(part: Any, length: int) -> int:
+        return stored_bytes(part, length, kept) if part.causal else 0
+
     memory = memory_bytes() if device.type == "cpu" else None  # some devices do not tell
     if device.type == "cuda":
         memory = torch.cuda.mem_get_info(device)[1]
@@ -112,12 +115,12 @@ def measure(config: ModelConfig, given: Namespace) -> dict[str, Any]:
         "device": str(device),
         "device_bytes": memory,
         "flops_per_token": {length: model.flops_per_token(length) for length in LENGTHS},
-        "state_bytes": {length: stored_bytes(model, length, kept) for length in LENGTHS},
+        "state_bytes": {length: state(model, length) for length in LENGTHS},
         "layers": [
             {
                 "name": title(part),
                 "parameters": count(part),
-                "state_bytes": {n: stored_bytes(part, n, kept) for n in STATE_LENGTHS},
+                "state_bytes": {n: state(part, n) for n in STATE_LENGTHS},
             }
             for part in model.stack.links
         ],
