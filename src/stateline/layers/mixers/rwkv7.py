@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
@@ -67,7 +68,8 @@ class RWKV7(SequenceLayer[RWKV7State]):
         gate_rank: Rank of the map to the gate; by default twice ``rank``.
 
     Raises:
-        InputError: If ``n_heads`` does not divide ``d_model``, or a rank is not positive.
+        InputError: If ``n_heads`` does not divide ``d_model``, a head has a single number, or a
+            rank is not positive.
 
     References:
         Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025, section 4 and
@@ -88,6 +90,11 @@ class RWKV7(SequenceLayer[RWKV7State]):
     ) -> None:
         super().__init__(d_model)
         _, self.d_head = head_sizes(d_model, n_heads, None, None)
+        if self.d_head == 1:
+            raise InputError(
+                "d_model must be at least 2 * n_heads, since each head is normalised and one "
+                f"number would become zero, got {d_model=} and {n_heads=}: lower n_heads"
+            )
         self.n_heads, self.rank = n_heads, rank
         self.gate_rank = 2 * rank if gate_rank is None else gate_rank
         check_counts(rank=rank, gate_rank=self.gate_rank)
