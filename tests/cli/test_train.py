@@ -41,6 +41,13 @@ def steps(folder: str = "run") -> list[int]:
     return [json.loads(line)["step"] for line in lines]
 
 
+def test_the_command_for_a_folder_with_a_space_is_quoted(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", recipe, "--train.steps", "1", "--out", "my run"]) == 0
+    assert capsys.readouterr().out.endswith("in my run: stateline generate 'my run'\n")
+
+
 def test_a_recipe_is_trained(recipe: str) -> None:
     assert main(["train", recipe]) == 0
     assert steps() == [1, 2, 3, 4]

@@ -6,6 +6,7 @@ override it. Under ``torchrun``, processes share each batch.
 """
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,4 +164,5 @@ def _print_result(job: "Job", result: "RunRecord", folder: Path) -> None:
         known = {name: value for name, value in scores.items() if value is not None}
         print(f"  at length {length}: {', '.join(f'{n} {v:.4g}' for n, v in known.items())}")
     generates = type(job.model) is ModelConfig  # a classifier does not
-    print(f"the model is in {folder}" + (f": stateline generate {folder}" if generates else ""))
+    further = f": stateline generate {shlex.quote(str(folder))}" if generates else ""
+    print(f"the model is in {folder}{further}")
