@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
 from stateline.errors import InputError
@@ -162,6 +164,29 @@ def test_what_autocast_rounds_is_gathered_rounded_and_nothing_else() -> None:
         assert isinstance(parameter, DTensor)
         assert gradient.to_local().equal(alike), name
         assert parameter.to_local().equal(wanted.get_parameter(name)), name
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("pattern", ["staircase(lstm, chunk_len=4)", "feedback(attention)"])
+def test_how_often_parameters_are_gathered_does_not_depend_on_the_documents(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or one process would wait for another whose rows hold other documents."""
+    model = LanguageModel(ModelConfig(pattern, 11, d_model=8))
+    wanted = copy.deepcopy(model)
+    shard(model, init_device_mesh("cpu", (1,)))
+    gathers = Mock(side_effect=FSDPParamGroup.unshard)
+    monkeypatch.setattr(FSDPParamGroup, "unshard", lambda *given: gathers(*given))
+    tokens, counts = torch.randint(11, (2, 24)), list[int]()
+    for borders in ([], [], [0], [7], [5, 6, 17]):
+        starts = torch.zeros(2, 24, dtype=torch.bool)
+        starts[:, borders] = True
+        gathers.reset_mock()
+        ours = model.forward_chunk(tokens, model.init_state(2), starts=starts)[0]
+        assert ours.equal(wanted.forward_chunk(tokens, wanted.init_state(2), starts=starts)[0])
+        ours.square().sum().backward()
+        counts.append(gathers.call_count)
+    assert len(set(counts[1:])) == 1  # FSDP learns the order of the layers from the first pass
 
 
 @pytest.mark.usefixtures("group")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MethodType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -194,13 +196,30 @@ def shard(model: AnyModel, mesh: DeviceMesh, dtype: torch.dtype = torch.float32)
     for module in (*model.stack.links, model):  # no output is changed in place
         fully_shard(module, mesh=mesh)
         for verb in ("init_state", "forward_chunk", "_step", "_step_"):
-            register_fsdp_forward_method(module, verb)
+            _gather_for(module, verb)
     exact = float32_parameters(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and f"{name}.weight" not in exact:
             even = len(module.weight) % mesh.size(-1) == 0  # FSDP pads others by itself
             if dtype != torch.float32 and even:
                 _gather_in(dtype, module.weight)
+
+
+def _gather_for(module: Any, verb: str) -> None:
+    """Gather parameters for a method, unless the module itself calls it: it has gathered them.
+
+    FSDP would give them back after the inner call, and gather them anew at the next one. How many
+    inner calls there are depends on the rows of a process, and the others would wait for more.
+    """
+    own = getattr(module, verb)
+    register_fsdp_forward_method(module, verb)
+    gathering = getattr(module, verb)
+
+    def method(self: Any, *inputs: Any, **options: Any) -> Any:
+        inside = self._get_fsdp_state()._training_state is TrainingState.FORWARD
+        return (own if inside else gathering)(*inputs, **options)
+
+    setattr(module, verb, MethodType(method, module))
 
 
 def _gather_in(dtype: torch.dtype, weight: Tensor) -> None:
