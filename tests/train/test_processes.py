@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import pytest
@@ -21,10 +21,11 @@ from torch.distributed.tensor import DTensor
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
+from stateline.tasks import Copying
 from stateline.train.checkpoint import Save
 from stateline.train.config import TrainConfig
 from stateline.train.folder import found
-from stateline.train.loop import ALONE
+from stateline.train.loop import ALONE, train
 from stateline.train.metrics import METRICS
 from stateline.train.optimizer import make_optimizer
 from stateline.train.processes import Processes, join_processes, shard
@@ -116,6 +117,43 @@ def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with join_processes("cpu") as processes:
         assert (processes.rank, processes.count, processes.main) == (0, 1, True)
+
+
+class Disagreeing(Processes):
+    """Two processes, of which the other was given something else."""
+
+    other: ClassVar[dict[str, Any]] = {}
+
+    def share(self, value: Any) -> list[Any]:
+        changed = {name: {**value[name], **new} for name, new in self.other.items()}
+        return [{**value, **changed}, value]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"train": {"lr": 0.5}}, r"lr \(0.5 in process 0, 0.001 in process 1\)"),
+        ({"train": {"save_every": 7}}, r"save_every \(7 in process 0, 500 in process 1\)"),
+        ({"run": {"data": "b"}}, r"data \(b in process 0, a in process 1\)"),
+        ({"folder": {"newest checkpoint": "step-00000002"}}, "newest checkpoint"),
+    ],
+)
+def test_processes_with_different_runs_are_refused(
+    other: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their copies of the model would drift apart, or one would wait for another forever."""
+    monkeypatch.setattr(Disagreeing, "other", other)
+    model, task = LanguageModel(ModelConfig("lstm", 11, d_model=8)), Copying(batch_size=4)
+    with pytest.raises(InputError, match=message):
+        train(
+            model,
+            task,
+            TrainConfig(steps=1),
+            folder=tmp_path,
+            run={"data": "a"},
+            processes=Disagreeing(rank=1, count=2),
+        )
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -35,7 +35,7 @@ from stateline.train.optimizer import set_learning_rate
 from stateline.train.parts import Copies
 from stateline.train.processes import Processes, own_rows
 from stateline.train.restore import read
-from stateline.train.same_run import settings_that_count
+from stateline.train.same_run import check_alike, settings_that_count
 from stateline.train.update import Updater
 from stateline.train.usage import Usage
 
@@ -81,7 +81,8 @@ def train(
         TrainingDiverged: If the loss, its gradient or a weight is no longer finite; the message
             names the step and the last good checkpoint.
         InputError: If all weights are frozen, the state cannot be carried as the configuration
-            says, the folder cannot be written to, or its checkpoint cannot be used.
+            says, the processes were given different runs, the folder cannot be written to, or its
+            checkpoint cannot be used.
     """
     processes = processes or Processes(device=next(model.parameters()).device)
     trainer = Trainer(model, task, config, processes, folder, run)
@@ -128,6 +129,10 @@ class Trainer:
         self.model, self.task, self.config = model, task, config
         self.processes, self.folder = processes, folder
         self.defined_by = {"run": run, "train": settings_that_count(config)}
+        self.kept = [] if folder is None else found(folder)
+        newest = self.kept[-1].name if self.kept else "none"
+        own = {"run": run, "train": asdict(config), "folder": {"newest checkpoint": newest}}
+        check_alike(processes.share(own))
         self.batches = Batches(task, config, processes)
         self.update = Updater(model, task, config, processes)
         self.progress, self.curve = Progress(), list[Metrics]()
@@ -145,8 +150,8 @@ class Trainer:
         """
         if self.folder is None:
             return
-        if kept := found(self.folder):
-            self.progress = read(kept[-1], self.update, self.defined_by)
+        if self.kept:
+            self.progress = read(self.kept[-1], self.update, self.defined_by)
         self.curve = cut_metrics(self.folder / METRICS, self.progress.steps, self.processes)
 
     def run(self, on_log: Callable[[Metrics], None], interrupted: Callable[[], bool]) -> None:

@@ -1,11 +1,15 @@
-"""Whether a checkpoint is of the run that is to continue: its settings, compared as plain data."""
+"""Whether a checkpoint is of the run that is to continue, and whether all processes train one run.
+
+Settings are compared as plain data.
+"""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
+from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.train.config import TrainConfig
 
@@ -49,6 +53,25 @@ def difference(
     return _difference(before, now)
 
 
+def check_alike(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all processes were given the same run.
+
+    Otherwise their copies of the model drift apart, or one waits for another that has ended.
+
+    Args:
+        runs: What defines the run in each process, as plain data.
+
+    Raises:
+        InputError: If one has another run than the first one.
+    """
+    for rank, other in enumerate(runs):
+        if text := _difference(runs[0], other, "run", ("in process 0", f"in process {rank}")):
+            raise InputError(
+                f"the processes must train the same run, and they differ in {text}: give all the "
+                "same settings, data and folder"
+            )
+
+
 def _defaults(settings: Any) -> dict[str, Any]:
     """Settings of a dataclass that have a default, as plain data."""
     plain: dict[str, Any] = {}
@@ -74,11 +97,13 @@ def _filled(before: Any, defaults: Any) -> Any:
     return {**defaults, **{k: _filled(v, defaults.get(k)) for k, v in before.items()}}
 
 
-def _difference(before: Any, now: Any, name: str = "run") -> str:
+def _difference(
+    before: Any, now: Any, name: str = "run", words: tuple[str, str] = ("then", "now")
+) -> str:
     """The first difference between two trees of plain data, in words; empty if they are equal."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {**now, **before}:
-            if text := _difference(before.get(key), now.get(key), key):
+            if text := _difference(before.get(key), now.get(key), key, words):
                 return text
         return ""
-    return "" if before == now else f"{name} ({before} then, {now} now)"
+    return "" if before == now else f"{name} ({before} {words[0]}, {now} {words[1]})"
