@@ -119,6 +119,20 @@ def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) 
         assert (processes.rank, processes.count, processes.main) == (0, 1, True)
 
 
+def test_a_number_of_processes_without_a_way_to_find_them_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    with (
+        pytest.raises(InputError, match="but MASTER_ADDR, MASTER_PORT is not set: start them with"),
+        join_processes("cpu"),
+    ):
+        pass
+
+
 class Disagreeing(Processes):
     """Two processes, of which the other was given something else."""
 

@@ -29,6 +29,9 @@ from stateline.train.segment import Segment
 
 CPU = torch.device("cpu")
 
+OF_TORCHRUN = "RANK", "MASTER_ADDR", "MASTER_PORT"
+"""Environment variables by which processes find each other."""
+
 NO_LIMIT = timedelta(days=365)
 """For transfers that may have to wait for a disk."""
 
@@ -248,7 +251,8 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
             single GPU, each process takes the GPU of its own number.
 
     Raises:
-        InputError: If there is no such device, or no GPU for each process.
+        InputError: If there is no such device, no GPU for each process, or no way to find the
+            other processes.
     """
     place = resolve_device(device)
     on_gpu = place.type == "cuda"
@@ -260,9 +264,14 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
                 "start fewer, or give --device cpu"
             )
         place = torch.device("cuda", local)
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         yield Processes(device=place)
         return
+    if missing := [name for name in OF_TORCHRUN if name not in os.environ]:
+        raise InputError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that processes train together, but "
+            f"{', '.join(missing)} is not set: start them with torchrun, or unset WORLD_SIZE"
+        )
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     try:
         if on_gpu:
