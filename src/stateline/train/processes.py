@@ -41,7 +41,8 @@ class Processes:
     """This process among the processes that train one model together.
 
     Every process takes its share of the rows of each batch, so the result depends on the number of
-    processes only by rounding.
+    processes only by rounding. Two things are of each process: its masks of dropout, and the loss
+    that balances experts, of which the mean is added.
 
     Attributes:
         rank: Number of this process, from 0.
