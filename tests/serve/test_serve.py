@@ -31,6 +31,8 @@ from stateline.generate import (
 )
 from stateline.layers import nbytes
 from stateline.serve import Limits, Row
+from stateline.serve.engine import LogProbs, Piece
+from stateline.serve.replies import CompletionAnswer
 from tests.serve.running import Client, app_of, opinionated, running
 
 pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.cpu]
@@ -113,6 +115,20 @@ def test_log_probabilities_are_those_of_the_model(client: Client) -> None:
     found = torch.tensor(choice["logprobs"]["token_logprobs"])
     torch.testing.assert_close(found, torch.cat([c.log_probs for c in wanted]), rtol=0, atol=1e-5)
     assert all(len(top) <= 5 for top in choice["logprobs"]["top_logprobs"])
+
+
+def test_text_offsets_are_places_in_the_text(client: Client) -> None:
+    choice = client.complete("offsets", logprobs=1, temperature=1, max_tokens=400)["choices"][0]
+    told, text = choice["logprobs"], choice["text"]
+    pairs = list(zip(told["tokens"], told["text_offset"], strict=True))
+    named = [(name, place) for name, place in pairs if not re.fullmatch(r"<\d+>", name)]
+    assert 0 < len(named) < len(pairs) == 400
+    assert all(text[place : place + len(name)] == name for name, place in named)
+    answer = CompletionAnswer("tiny", ByteTokenizer(), log_probs=True, usage=False)
+    for token in (*"aé".encode(), 226, 130, *"b€c".encode()):
+        answer.add([Piece(log_probs=(LogProbs(token, 0.0, ()),))])
+    offsets = answer.whole()["choices"][0]["logprobs"]["text_offset"]
+    assert offsets == [0, 1, 1, 2, 2, 4, 5, 5, 5, 6]
 
 
 def events(body: bytes) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ import re
 import secrets
 import time
 from abc import ABC, abstractmethod
-from itertools import accumulate
 from typing import Any
 
 from stateline.data import Tokenizer
@@ -64,6 +63,7 @@ class CompletionAnswer(Answer):
         super().__init__()
         self._model, self._tokenizer, self._usage = model, tokenizer, usage
         self._log_probs: list[LogProbs] | None = [] if log_probs else None
+        self._decoder, self._decoded, self._offsets = tokenizer.decoder(), 0, list[int]()
         self._id = f"cmpl-{secrets.token_hex(12)}"
 
     def events(self, new: str, pieces: list[Piece]) -> list[Event]:
@@ -71,7 +71,8 @@ class CompletionAnswer(Answer):
         told = None
         if self._log_probs is not None:
             found = [one for piece in pieces for one in piece.log_probs]
-            told = self._told(found, sum(len(self._name(one.token)) for one in self._log_probs))
+            self._offsets += [self._offset(one.token) for one in found]
+            told = self._told(found, self._offsets[len(self._log_probs) :])
             self._log_probs += found
         events = [("", self._with([_choice(new, told, self.finish or None)]))]
         if self._usage and self.done:
@@ -80,7 +81,7 @@ class CompletionAnswer(Answer):
 
     def whole(self) -> dict[str, Any]:
         """The completion."""
-        told = None if self._log_probs is None else self._told(self._log_probs, 0)
+        told = None if self._log_probs is None else self._told(self._log_probs, self._offsets)
         return self._with([_choice(self.text, told, self.finish)]) | {"usage": self._numbers()}
 
     def _with(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -95,14 +96,19 @@ class CompletionAnswer(Answer):
             "prompt_tokens_details": {"cached_tokens": self.reused},
         }
 
-    def _told(self, found: list[LogProbs], offset: int) -> dict[str, Any]:
-        names = [self._name(one.token) for one in found]
+    def _told(self, found: list[LogProbs], offsets: list[int]) -> dict[str, Any]:
         return {
-            "tokens": names,
+            "tokens": [self._name(one.token) for one in found],
             "token_logprobs": [one.log_prob for one in found],
             "top_logprobs": [{self._name(token): p for token, p in one.top} for one in found],
-            "text_offset": [*accumulate(map(len, names[:-1]), initial=offset)][: len(names)],
+            "text_offset": offsets,
         }
+
+    def _offset(self, token: int) -> int:
+        """Where the text of the next token begins, after a half character that it does not end."""
+        before = self._decoded
+        self._decoded += len(self._decoder.push(token))
+        return max(before, self._decoded - len(self._tokenizer.decode([token])))
 
     def _name(self, token: int) -> str:
         """The text of a token; of one that is no text alone, its number."""
