@@ -12,6 +12,7 @@ from stateline.cli import main
 from stateline.data import ByteTokenizer, CharacterTokenizer, load_tokenizer
 from stateline.errors import InputError
 from stateline.generate import generate, load_run
+from stateline.layers import LAYERS
 from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
@@ -43,6 +44,14 @@ def test_a_saved_model_is_read_by_both_libraries(
     again = load_model(tmp_path)
     assert again.config == model.config
     assert torch.equal(again(tokens), model(tokens))
+
+
+@torch.no_grad()
+def test_a_model_of_every_layer_is_read_again(make: Make, tmp_path: Path) -> None:
+    model = make(" ".join(LAYERS))
+    hf.wrap(model).save_pretrained(tmp_path)
+    tokens = model.example_input(2, 9)
+    assert torch.equal(read(tmp_path)(tokens, use_cache=False).logits, model(tokens))
 
 
 @pytest.mark.parametrize("pattern", [MIXED, "s4d", "long_conv(filter_len=64)", "lstm", "s5", "gss"])

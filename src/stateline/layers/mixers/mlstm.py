@@ -84,8 +84,9 @@ class MLSTM(DecayingAttention):
         self.soft_cap, self.norm_eps, self.divisor_eps = soft_cap, norm_eps, divisor_eps
         self.sizes = [n_heads * d for d in (d_key, d_key, d_value, d_value)] + [2 * n_heads]
         self.in_proj = Linear(d_model, sum(self.sizes), bias=False)
-        forget = torch.linspace(3.0, 6.0, n_heads)
-        self.gate_bias = nn.Parameter(torch.cat([torch.full((n_heads,), -10.0), forget]))
+        bias = torch.full((2, n_heads), -10.0)
+        bias[1] = torch.linspace(3.0, 6.0, n_heads)
+        self.gate_bias = nn.Parameter(bias.flatten())
         self.norm_weight = nn.Parameter(torch.ones(n_heads, d_value))
         self.out_proj = Linear(n_heads * d_value, d_model, bias=False)
 
