@@ -278,3 +278,12 @@ class TestRuns:
         ]
         assert "NaN" in results.trials[1].stopped or "nan" in results.trials[1].stopped
         assert results.runs[0].stopped == "finished"
+
+    def test_a_model_that_cannot_write_a_sample_has_none_and_the_others_go_on(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "a.txt").write_text("the state is a value, " * 60)
+        task = f"text(path={tmp_path / 'a.txt'}, length=16, batch_size=2, lr=1e30)"
+        comparison = Comparison(["h3", "lstm"], [task], d_model=8, steps=1, protocol="quick")
+        results = compare(comparison, tmp_path / "out", workers=0, timing="none")
+        assert [(run.stopped, run.sample) for run in results.runs] == [("finished", None)] * 2

@@ -57,13 +57,20 @@ def needed_bits(
 
 
 def sample_text(model: AnyModel, task: Any) -> str | None:
-    """The beginning of the held-out text and the model's continuation; ``None`` without a text."""
+    """The beginning of the held-out text and the model's continuation.
+
+    ``None`` without a text, or if the model gives NaN.
+    """
     if not task.has_text or not isinstance(model, LanguageModel):
         return None
     limit = model.max_len or SAMPLE_PROMPT + SAMPLE_TOKENS
     prompt = task.beginning(min(SAMPLE_PROMPT, limit))
     prompt, room = prompt.to(model.embedding.weight.device), limit + 1 - prompt.shape[1]
-    tokens = generate(model, prompt, min(SAMPLE_TOKENS, room), sampling=Sampling(temperature=0.8))
+    count, sampling = min(SAMPLE_TOKENS, room), Sampling(temperature=0.8)
+    try:
+        tokens = generate(model, prompt, count, sampling=sampling)
+    except OutputIsNaN:
+        return None
     ids, size = torch.cat([prompt, tokens], dim=1)[0], task.tokenizer.vocab_size
     text = task.tokenizer.decode(ids[ids < size].tolist())  # the model may know further tokens
     return text.encode(errors="surrogateescape").decode(errors="replace")
