@@ -229,3 +229,9 @@ def test_a_log_that_finds_no_room_is_a_mistake_of_one_line(
 def test_a_model_of_frozen_weights_is_refused() -> None:
     with pytest.raises(InputError, match="all weights frozen: set requires_grad of some to true"):
         run(of=model().requires_grad_(False))
+
+
+def test_a_language_model_that_sees_what_follows_is_refused() -> None:
+    seeing = LanguageModel(ModelConfig("bidirectional(h3)", task().vocab_size, d_model=8))
+    with pytest.raises(InputError, match="the prediction of what follows needs causal layers"):
+        run(of=seeing)

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stateline.errors import InputError
-from stateline.layers.base import require_causal
 from stateline.models.config import ModelConfig
-from stateline.models.language_model import LanguageModel
 from stateline.models.size import meta_model, training_bytes
 from stateline.runs.folder import slug
 from stateline.tasks import Task
 from stateline.train.config import TrainConfig
-from stateline.train.loop import check_carried_state
+from stateline.train.fit import check_fit
 
 
 @dataclass(frozen=True)
@@ -90,12 +88,7 @@ def check_job(job: Job, task: Task) -> None:
     """
     task.check()
     _check_positions(task, job.model.max_len)
-    model = meta_model(job.model)
-    if task.forecasts or isinstance(model, LanguageModel):
-        require_causal(model, "the prediction of what follows")
-    if job.training.segment_len is not None or job.training.carry_state:
-        require_causal(model, "training by segments")
-    check_carried_state(model, task, job.training)
+    check_fit(meta_model(job.model), task, job.training)
 
 
 def _check_positions(task: Task, limit: int | None) -> None:

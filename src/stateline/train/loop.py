@@ -18,9 +18,9 @@ from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
 from stateline.tasks.base import Task
 from stateline.train.batches import Batches
-from stateline.train.carry import check_carried_state
 from stateline.train.checkpoint import Save
 from stateline.train.config import TrainConfig
+from stateline.train.fit import check_fit
 from stateline.train.folder import found
 from stateline.train.metrics import (
     METRICS,
@@ -38,8 +38,6 @@ from stateline.train.restore import read
 from stateline.train.same_run import check_alike, settings_that_count
 from stateline.train.update import Updater
 from stateline.train.usage import Usage
-
-__all__ = ["ALONE", "check_carried_state", "train"]
 
 ALONE = Processes()
 
@@ -80,7 +78,7 @@ def train(
     Raises:
         TrainingDiverged: If the loss, its gradient or a weight is no longer finite; the message
             names the step and the last good checkpoint.
-        InputError: If all weights are frozen, the state cannot be carried as the configuration
+        InputError: If all weights are frozen, the task cannot train the model as the configuration
             says, the processes were given different runs, the folder cannot be written to, or its
             checkpoint cannot be used.
     """
@@ -125,7 +123,7 @@ class Trainer:
                 "training needs a weight that may change, got a model with all weights frozen: set "
                 "requires_grad of some to true"
             )
-        check_carried_state(model, task, config)
+        check_fit(model, task, config)
         self.model, self.task, self.config = model, task, config
         self.processes, self.folder = processes, folder
         self.defined_by = {"run": run, "train": settings_that_count(config)}

@@ -1,15 +1,24 @@
-"""Whether the state can be carried from batch to batch."""
+"""Whether a task can train a model, and carry its state from batch to batch."""
 
 from stateline.errors import InputError
+from stateline.layers.base import require_causal
 from stateline.models.factory import AnyModel
+from stateline.models.language_model import LanguageModel
 from stateline.tasks.base import Task
 from stateline.train.config import TrainConfig
 
 
-def check_carried_state(model: AnyModel, task: Task, config: TrainConfig) -> None:
-    """Raise InputError unless the state can be carried as the configuration says."""
-    if not config.carry_state:
-        return
+def check_fit(model: AnyModel, task: Task, config: TrainConfig) -> None:
+    """Raise InputError unless a task can train a model as the configuration says."""
+    if task.forecasts or isinstance(model, LanguageModel):
+        require_causal(model, "the prediction of what follows")
+    if config.segment_len is not None or config.carry_state:
+        require_causal(model, "training by segments")
+    if config.carry_state:
+        _check_carried_state(model, task, config)
+
+
+def _check_carried_state(model: AnyModel, task: Task, config: TrainConfig) -> None:
     if not task.carries_state:
         raise InputError(
             "carry_state needs a task whose batches continue each other: take text, tokens, "
