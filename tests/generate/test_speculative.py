@@ -65,7 +65,7 @@ def test_greedy_tokens_are_those_of_plain_decoding(build: Build, pattern: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_greedy_tokens_of_many_prompts(build: Build, pattern: str) -> None:
-    compare_greedy(build, pattern, 40, 20)
+    compare_greedy(build, pattern, 16, 20)
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 7])

@@ -348,6 +348,7 @@ def test_the_law_holds(kind: str) -> None:
     law(kind, chunks=(4, 1, 3))
 
 
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=2, phases=[Phase.generate])  # shrinking takes minutes
@@ -362,6 +363,7 @@ def test_the_law_holds_for_any_cut(
     law(kind, batch_size=batch_size, chunks=chunks, seed=seed)
 
 
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_law_holds_in_float32(kind: str) -> None:

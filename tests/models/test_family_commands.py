@@ -10,7 +10,7 @@ from stateline.cli import main
 from stateline.files import read_json_object
 from tests.models.published import FOLDERS, tiny_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.cpu]
+pytestmark = [pytest.mark.slow, pytest.mark.cpu, pytest.mark.usefixtures("unannotated")]
 
 
 @pytest.mark.parametrize(("name", "whole"), [(n, i % 4 == 0) for i, n in enumerate(FOLDERS)])
