@@ -195,7 +195,10 @@ def _check_protocol(comparison: Comparison) -> None:
     if comparison.seeds is not None and not 1 <= comparison.seeds <= MAX_REPEAT:
         raise InputError(f"seeds must be from 1 to {MAX_REPEAT}, got {comparison.seeds}")
     if comparison.decide != "no" and (comparison.seeds or FIRST_LOOK) < FIRST_LOOK:
-        raise InputError(f"decide adds to {FIRST_LOOK} seeds: seeds={comparison.seeds} is too few")
+        raise InputError(
+            f"decide begins with {FIRST_LOOK} seeds and adds to them, got seeds={comparison.seeds}: "
+            "give more, or leave out decide"
+        )
     if comparison.budget_minutes is not None and not comparison.budget_minutes >= 0:
         raise InputError(f"budget_minutes must be at least 0, got {comparison.budget_minutes:g}")
     if comparison.budget_minutes is not None and comparison.decide == "no":
