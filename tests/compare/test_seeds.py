@@ -189,7 +189,7 @@ def test_a_comparison_adds_seeds_and_resumes(
     [
         ({"budget_minutes": 1.0}, "budget_minutes limits the seeds that are added"),
         ({"budget_minutes": -1.0, "decide": "best"}, "budget_minutes must be at least 0"),
-        ({"seeds": 2, "decide": "best"}, "decide begins with 3 seeds and adds to them, got seeds=2"),
+        ({"seeds": 2, "decide": "best"}, "decide begins with 3 seeds and adds more, got seeds=2"),
     ],
 )
 def test_a_decision_that_cannot_be_made_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -196,7 +196,7 @@ def _check_protocol(comparison: Comparison) -> None:
         raise InputError(f"seeds must be from 1 to {MAX_REPEAT}, got {comparison.seeds}")
     if comparison.decide != "no" and (comparison.seeds or FIRST_LOOK) < FIRST_LOOK:
         raise InputError(
-            f"decide begins with {FIRST_LOOK} seeds and adds to them, got seeds={comparison.seeds}: "
+            f"decide begins with {FIRST_LOOK} seeds and adds more, got seeds={comparison.seeds}: "
             "give more, or leave out decide"
         )
     if comparison.budget_minutes is not None and not comparison.budget_minutes >= 0:
