@@ -351,6 +351,29 @@ def mixed(*inputs: Any) -> str:
     return " and ".join(found) if len(found) > 1 else ""
 
 
+def one_precision(needs: str, *tensors: Any) -> str:
+    """Why tensors, also in tuples, are not all float32 or all float64, or an empty string.
+
+    Example:
+        >>> one_precision("cos and sin need", torch.zeros(2), torch.zeros(2).double())
+        'cos and sin need one dtype, float32 or float64, got float32 and float64'
+    """
+    found = {str(x.dtype)[6:] for x in tensors_of(tensors)}
+    if found <= {"float32"} or found <= {"float64"}:
+        return ""
+    return f"{needs} one dtype, float32 or float64, got {' and '.join(sorted(found))}"
+
+
+def precise_weights(weights: Any) -> str:
+    """See :func:`one_precision`."""
+    return one_precision("weights need", weights)
+
+
+def precise_state(state: Any) -> str:
+    """See :func:`one_precision`."""
+    return one_precision("state needs", state)
+
+
 def options_of(annotation: Any) -> tuple[Any, ...]:
     """The members of a union, or the annotation itself."""
     return (

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stateline.ops.diagonal_ssm import positive_stride, whole_readouts
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, step_of
+from stateline.ops.door import door, precise_state, precise_weights, step_of
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -58,7 +58,7 @@ OP = Op(__name__, [], example)
 
 
 @own_precision
-@door(whole_readouts)
+@door(whole_readouts, precise_weights, precise_state)
 def dplr_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: DPLRWeights,
@@ -91,7 +91,7 @@ def dplr_ssm(
 
 
 @own_precision
-@door(whole_readouts, positive_stride)
+@door(whole_readouts, precise_weights, positive_stride)
 def dplr_ssm_every(
     u: Float[Tensor, "*batch length channel"],
     weights: DPLRWeights,

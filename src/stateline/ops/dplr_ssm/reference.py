@@ -13,10 +13,9 @@ from stateline.ops.stepping import one_token
 
 def dplr_ssm(u: Tensor, weights: DPLRWeights, state: Tensor | None) -> tuple[Tensor, Any]:
     """Run the recurrence on both modes of each pair, one input after the other."""
-    dt, a, p, b, c = weights
-    dtype = torch.promote_types(u.dtype, torch.float32)
-    zeros = torch.zeros(*u.shape[:-2], *b.shape, dtype=dtype, device=u.device)
-    start = zeros if state is None else state
+    dtype = torch.promote_types(u.dtype, weights.b.dtype)
+    dt, a, p, b, c = (x.to(dtype) for x in weights)
+    start = b.new_zeros(*u.shape[:-2], *b.shape) if state is None else state.to(dtype)
     diagonal, low_rank, b_c, x = (_whole(planes) for planes in (a, p, b, start))
     half_step = dt[:, None, None] / 2
     transition = torch.diag_embed(diagonal) - low_rank[..., None] * low_rank[..., None, :].conj()
@@ -30,7 +29,7 @@ def dplr_ssm(u: Tensor, weights: DPLRWeights, state: Tensor | None) -> tuple[Ten
         x = (a_bar @ x[..., None])[..., 0] + b_bar * u_t[..., None]
         outputs.append((c_c * x[..., None, :, :]).sum(dim=-1).real.flatten(-2))
     y = torch.stack(outputs, dim=-2) if outputs else u.new_zeros(*u.shape[:-1], len(c))
-    after = None if state is None else torch.view_as_real(x[..., : a.shape[1]])
+    after = None if state is None else torch.view_as_real(x[..., : a.shape[1]]).to(state.dtype)
     return y.to(u.dtype), after
 
 

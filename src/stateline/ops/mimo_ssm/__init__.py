@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, mixed, step_of
+from stateline.ops.door import door, one_precision, step_of
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -46,8 +46,7 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
 
 def _one_precision(weights: MIMOWeights, state: Tensor | None) -> str:
     """Why weights and state cannot be multiplied, or an empty string."""
-    kinds = mixed(weights, state)
-    return kinds and f"weights and state need one dtype, got {kinds}"
+    return one_precision("weights and state need", weights, state)
 
 
 OP = Op(__name__, [], example)
@@ -82,9 +81,7 @@ def mimo_ssm(
         tensor([100., 350., 175.])
     """
     if state is None:
-        dtype = torch.promote_types(u.dtype, weights.log_a.dtype)
-        shape = *u.shape[:-2], *weights.log_a.shape
-        state = torch.zeros(shape, dtype=dtype, device=u.device)
+        state = weights.log_a.new_zeros(*u.shape[:-2], *weights.log_a.shape)
     return dispatch(OP, "mimo_ssm", u, weights, state, backend=backend)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch
-from stateline.ops.door import door, mixed
+from stateline.ops.door import door, mixed, one_precision
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -48,14 +48,14 @@ def example(sizes: Sizes) -> Example:
 OP = Op(__name__, ["numba"], example)
 
 
-def _one_precision(x: Tensor, weights: FeedForwardWeights) -> str:
+def _one_dtype(x: Tensor, weights: FeedForwardWeights) -> str:
     """Why the products are impossible, or an empty string; autocast chooses their precision."""
     if (kinds := mixed(x, weights)) and not torch.is_autocast_enabled(x.device.type):
         return f"x and the weights need one dtype, got {kinds}"
     return ""
 
 
-@door(_one_precision)
+@door(_one_dtype)
 def feed_forward(
     x: Float[Tensor, "*batch d_in"], weights: FeedForwardWeights, *, backend: str = "auto"
 ) -> Float[Tensor, "*batch d_out"]:
@@ -85,7 +85,9 @@ def _pairs_fit(x: Tensor, cos: Tensor, sin: Tensor) -> str:
     pairs, entries = cos.shape[-1], x.shape[-1]
     if cos.shape != sin.shape:
         return f"cos and sin need one shape, got {tuple(cos.shape)} and {tuple(sin.shape)}"
-    return f"{pairs} pairs need more than {entries} entries" if 2 * pairs > entries else ""
+    if 2 * pairs > entries:
+        return f"{pairs} pairs need more than {entries} entries"
+    return one_precision("cos and sin need", cos, sin)
 
 
 @door(_pairs_fit)
