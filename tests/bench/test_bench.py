@@ -107,6 +107,7 @@ def test_every_suite_prints_and_writes_figures(
     assert all(figure.seconds > 0 for figure in found.figures)
     printed = capsys.readouterr().out
     assert all(f"{figure.case}, {figure.work}" in printed for figure in found.figures)
+    assert all(figure.candidate in printed for figure in found.figures)
 
 
 @pytest.mark.usefixtures("brief_peaks")

@@ -39,7 +39,6 @@ def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
             f"left out: {skipped.case} {skipped.work} at {skipped.length} by {skipped.candidate}: "
             f"{skipped.reason}",
             highlight=False,
-            markup=False,
         )
     if found.busy:
         console.print(

@@ -114,7 +114,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     print_benchmark(found, console, judge=given.force or not found.busy)
     if given.out is not None:
         for path in write_benchmark(found, Path(given.out)):
-            console.print(f"written: {path}", markup=False, soft_wrap=True)
+            console.print(f"written: {path}", soft_wrap=True)
     return 1 if found.busy and not given.force else 0
 
 

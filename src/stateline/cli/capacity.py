@@ -60,8 +60,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
     from rich.console import Console
 
-    console = Console()
-    console.print(f"{model.config.pattern}  d_model {model.d_model}", markup=False)
+    console = Console(markup=False)
+    console.print(f"{model.config.pattern}  d_model {model.d_model}")
     for table, verdict in [*_bound(model, given.n_letters), *tables]:
         console.print()
         console.print(table)

@@ -168,7 +168,7 @@ def _print_backends(device: "torch.device") -> None:
     for name in sorted(OPS):
         for row in _rows(name, device):
             table.add_row(*row)
-    wide_console().print(table, markup=False, highlight=False)
+    wide_console().print(table, highlight=False)
 
 
 _DTYPES = ("float32", "bfloat16", "float64")

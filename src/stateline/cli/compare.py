@@ -155,7 +155,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         print_results(results, console, budgets)
         write_report(results, report, budgets)
     where = f"\nreport: {given.out}/report.html    data: {given.out}/results.json"
-    console.print(where, markup=False, soft_wrap=True)
+    console.print(where, soft_wrap=True)
     return 0
 
 

@@ -61,7 +61,7 @@ def wide_console(width: int = WIDTH) -> "Console":
     """A console for tables."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = width
     return console

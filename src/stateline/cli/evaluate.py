@@ -79,11 +79,11 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 def _print(*tables: "Table") -> None:
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False)
     for number, table in enumerate(tables):
         if number:
             console.print()
-        console.print(table, markup=False)
+        console.print(table)
 
 
 def _score_task(given: Namespace) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     if given.json:
         print(json.dumps(facts, indent=2))
         return 0
-    console = Console()
+    console = Console(markup=False)
     for number, found in enumerate(facts):
         if number:
             console.print()
@@ -130,7 +130,7 @@ def measure(config: ModelConfig, given: Namespace) -> dict[str, Any]:
 def show(console: "Console", found: Mapping[str, Any]) -> None:
     """Print the tables of one model."""
     pattern, width = found["pattern"], found["d_model"]
-    console.print(f"{pattern}  d_model {width}, vocabulary {found['vocab_size']}", markup=False)
+    console.print(f"{pattern}  d_model {width}, vocabulary {found['vocab_size']}")
     states = (f"state at {n:,}" for n in STATE_LENGTHS)
     layers = plain_table("layer", "parameters of one", *states, left=1)
     for start, count, group in folded(found["layers"]):

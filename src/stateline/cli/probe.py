@@ -53,7 +53,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
             raise InputError(f"no model in {home}: give a folder with config.json")
         if not model.startswith(HUGGING_FACE):
             user_folder(model)
-    console, folder = Console(), user_path(given.out, "folder to write")
+    console, folder = Console(markup=False), user_path(given.out, "folder to write")
     check_report(folder / "probes.html")
     load = partial(load_reader, tokenizer=given.tokenizer, device=device, dtype=dtype)
     results = run_probes(
@@ -66,5 +66,5 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     )
     print_probes(results, console)
     write_probes(results, folder / "probes.html")
-    console.print(f"\npage: {folder / 'probes.html'}", markup=False, soft_wrap=True)
+    console.print(f"\npage: {folder / 'probes.html'}", soft_wrap=True)
     return 0

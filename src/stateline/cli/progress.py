@@ -49,7 +49,7 @@ def print_metrics(
     if quiet:
         yield lambda _: None
         return
-    with show_news(Console()) as news, open_board(folder) as write:
+    with show_news(Console(markup=False)) as news, open_board(folder) as write:
 
         def show(metrics: Metrics) -> None:
             for observer in (news, *observers):

@@ -53,5 +53,5 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     if given.export is not None:
         files = reports.export_charts(merged, Path(given.export), given.format)
         said += f"    charts: {len(files)} files in {given.export}"
-    console.print(f"\n{said}", markup=False, soft_wrap=True)
+    console.print(f"\n{said}", soft_wrap=True)
     return 0

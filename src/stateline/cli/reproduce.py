@@ -83,7 +83,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     record = read_table(recorded) if given.verify else None
     folder = Path(given.out) / "verify" if given.verify else Path(given.out)
     check_report(folder / name / given.size / "report.html")
-    with show_news(Console()) as news:
+    with show_news(Console(markup=False)) as news:
         found = reproduce(
             given.name,
             size=given.size,
@@ -134,11 +134,11 @@ def _show(found: "Reproduced") -> None:
     from stateline.papers.show import print_table
 
     console, table, folder = wide_console(), found.table, found.folder
-    console.print(f"{table.paper}, {table.place}: {table.claim}", markup=False, soft_wrap=True)
+    console.print(f"{table.paper}, {table.place}: {table.claim}", soft_wrap=True)
     print_table(found.record, console)
     drawn = "".join(f"    chart: {folder / chart.name}.svg" for chart in found.charts)
     where = f"table: {folder / FILE}    report: {folder / 'report.html'}{drawn}"
-    console.print(where, markup=False, highlight=False, soft_wrap=True)
+    console.print(where, highlight=False, soft_wrap=True)
 
 
 def _list_tables(recipes: Path, seeds: int) -> None:
