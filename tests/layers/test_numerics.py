@@ -14,6 +14,7 @@ from stateline.layers import (
     DSS,
     S4D,
     S4SSM,
+    S5SSM,
     AnyLayer,
     Attention,
     BlockRecurrent,
@@ -164,6 +165,13 @@ def test_the_kernel_of_s4_costs_the_products_that_pytorch_counts(
     counted = sum(matrix_products(layer, length).values()) / length
     transform = 4 * n_outputs * convolution_flops(length)
     assert layer.flops_per_token(length) == pytest.approx(counted + transform)
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 128, 5000])
+def test_the_scan_of_s5_costs_the_products_that_pytorch_counts(length: int) -> None:
+    layer = S5SSM(4, d_state=6, n_outputs=3)
+    counted = sum(matrix_products(layer, length).values()) / length
+    assert layer.flops_per_token(length) == pytest.approx(counted)
 
 
 def linear_products(layer: AnyLayer, length: int) -> int:

@@ -21,6 +21,12 @@ On a CPU core with 32 or 128 modes, blocks of 32 take 1.1 times as long, blocks 
 """
 
 
+def scan_flops(length: int) -> float:
+    """Operations per mode of the matrix products of :func:`diagonal_scan`."""
+    count = math.ceil(length / BLOCK)
+    return 2.0 * count * (2 * BLOCK) ** 2 + (scan_flops(count - 1) if count > 1 else 0)
+
+
 def diagonal_scan(
     v: Float[Tensor, "*batch length mode 2"],
     log_a: Float[Tensor, "mode 2"],

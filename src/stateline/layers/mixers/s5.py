@@ -18,6 +18,7 @@ from stateline.ops.convolution import skipped
 from stateline.ops.discretization import DISCRETIZATIONS
 from stateline.ops.hippo import normal_form
 from stateline.ops.planes import multiply
+from stateline.ops.scan import scan_flops
 
 
 class S5State(NamedTuple):
@@ -102,8 +103,9 @@ class S5SSM(SequenceLayer[S5State]):
         return y + skipped(x, self.skip), S5State(h)
 
     def flops_per_token(self, length: int) -> float:
-        """Both maps, and the scan in blocks of 16."""
-        return len(self.real) * (4.0 * (self.d_model + len(self.c)) + 8 * 16) + 0 * length
+        """Both maps, and the scan in blocks, whose ends are scanned again."""
+        maps = 4.0 * (self.d_model + len(self.c))
+        return len(self.real) * (maps + scan_flops(length) / length)
 
     @derived
     def weights(self) -> MIMOWeights:
