@@ -7,14 +7,26 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers import (
+    MLSTM,
     NORMS,
     RGLRU,
+    RWKV7,
+    SLSTM,
+    AnyLayer,
     Attention,
     FeedForward,
     GatedConv,
     GatedDeltaNet,
     SlidingAttention,
 )
+
+
+@pytest.mark.parametrize("layer", [MLSTM, RWKV7, SLSTM])
+def test_heads_of_a_single_number_which_the_norm_makes_zero_are_refused(
+    layer: type[AnyLayer],
+) -> None:
+    with pytest.raises(InputError, match="a head must have at least 2 numbers"):
+        layer(8, n_heads=8, **({"expand_k": 1.0} if layer is MLSTM else {}))
 
 
 def test_a_gated_convolution_is_its_equation() -> None:

@@ -38,6 +38,19 @@ def head_sizes(
     return n_kv_heads, d_head or d_model // n_heads
 
 
+def check_normalised(d_model: int, n_heads: int, d_head: int) -> None:
+    """Refuse heads that their norm, which subtracts the mean, would make zero.
+
+    Raises:
+        InputError: If a head has a single number.
+    """
+    if d_head == 1:
+        raise InputError(
+            "a head must have at least 2 numbers, since each head is normalised and one number "
+            f"would become zero, got {d_model=} and {n_heads=}: lower n_heads or raise d_model"
+        )
+
+
 def appended(
     cache: Float[Tensor, "batch slot *width"],
     new: Float[Tensor, "batch length *width"],

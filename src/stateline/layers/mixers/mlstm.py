@@ -13,6 +13,7 @@ from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
+from stateline.layers.mixers.heads import check_normalised
 
 
 class MLSTMState(NamedTuple):
@@ -55,7 +56,8 @@ class MLSTM(DecayingAttention):
         divisor_eps: Added to the divisor, after C and n were divided by :math:`e^{m_t}`.
 
     Raises:
-        InputError: If the heads do not fit the widths, or ``soft_cap`` is not positive.
+        InputError: If the heads do not fit the widths, the values of a head are a single number, or
+            ``soft_cap`` is not positive.
 
     References:
         Beck et al., "xLSTM: Extended Long Short-Term Memory", NeurIPS 2024, section 2.3; sizes,
@@ -78,6 +80,7 @@ class MLSTM(DecayingAttention):
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=expand_v)
         super().__init__(d_model, n_heads, d_key, d_value)
+        check_normalised(d_model, n_heads, d_value)
         if soft_cap <= 0:
             raise InputError(f"soft_cap must be positive, got {soft_cap}")
         self.expand_k, self.expand_v = expand_k, expand_v

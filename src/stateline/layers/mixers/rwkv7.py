@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.heads import head_sizes
+from stateline.layers.mixers.heads import check_normalised, head_sizes
 from stateline.layers.stored_state import widened
 from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
@@ -90,11 +89,7 @@ class RWKV7(SequenceLayer[RWKV7State]):
     ) -> None:
         super().__init__(d_model)
         _, self.d_head = head_sizes(d_model, n_heads, None, None)
-        if self.d_head == 1:
-            raise InputError(
-                "d_model must be at least 2 * n_heads, since each head is normalised and one "
-                f"number would become zero, got {d_model=} and {n_heads=}: lower n_heads"
-            )
+        check_normalised(d_model, n_heads, self.d_head)
         self.n_heads, self.rank = n_heads, rank
         self.gate_rank = 2 * rank if gate_rank is None else gate_rank
         check_counts(rank=rank, gate_rank=self.gate_rank)

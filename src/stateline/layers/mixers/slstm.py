@@ -11,6 +11,7 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer
 from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.finite_filter import FiniteFilterState
+from stateline.layers.mixers.heads import check_normalised
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.ops import SLSTMCell, slstm
 from stateline.ops.slstm import empty_cell
@@ -55,7 +56,8 @@ class SLSTM(SequenceLayer[SLSTMState]):
         norm_eps: Added to the variance in the norm.
 
     Raises:
-        InputError: If a size is not positive, or the heads do not divide the width.
+        InputError: If a size is not positive, the heads do not divide the width, or a head has a
+            single number.
 
     References:
         Beck et al., "xLSTM: Extended Long Short-Term Memory", NeurIPS 2024, section 2.2 and
@@ -72,6 +74,7 @@ class SLSTM(SequenceLayer[SLSTMState]):
         if d_model % n_heads:
             raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
         self.n_heads, self.d_head = n_heads, d_model // n_heads
+        check_normalised(d_model, n_heads, self.d_head)
         self.d_conv, self.norm_eps = d_conv, norm_eps
         self.conv = ShortConv(d_model, taps=d_conv)
         scale = (2 / (5 * self.d_head)) ** 0.5
