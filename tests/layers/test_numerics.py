@@ -12,6 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from stateline.errors import InputError
 from stateline.layers import (
     DSS,
+    HGRN2,
+    MLSTM,
+    RWKV7,
     S4D,
     S4SSM,
     S5SSM,
@@ -23,11 +26,17 @@ from stateline.layers import (
     Feedback,
     FeedForward,
     GatedDeltaNet,
+    GatedLinearAttention,
+    KimiDeltaAttention,
+    LightningAttention,
+    LinearAttention,
     LongConv,
+    Retention,
     SlidingAttention,
     Stack,
 )
 from stateline.layers.mixers.diagonal_ssm import convolution_flops
+from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.wrappers.context_links import mean_visible
 from stateline.ops import use_backend
 from stateline.ops.positions import rotate
@@ -172,6 +181,46 @@ def test_the_scan_of_s5_costs_the_products_that_pytorch_counts(length: int) -> N
     layer = S5SSM(4, d_state=6, n_outputs=3)
     counted = sum(matrix_products(layer, length).values()) / length
     assert layer.flops_per_token(length) == pytest.approx(counted)
+
+
+@pytest.mark.parametrize("length", [1, 16, 128])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        LinearAttention(WIDTH),
+        LinearAttention(WIDTH, feature="identity", normalise=False),
+        LinearAttention(WIDTH, feature="random", n_features=6),
+        GatedLinearAttention(WIDTH, expand_k=1.0),
+        HGRN2(WIDTH),
+        LightningAttention(WIDTH),
+        MLSTM(WIDTH),
+        Retention(WIDTH),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_linear_attention_costs_the_products_that_pytorch_counts(
+    layer: AnyLayer, length: int
+) -> None:
+    with use_backend("torch"):
+        counted = sum(matrix_products(layer, length).values()) / length
+    assert layer.flops_per_token(length) == pytest.approx(counted)
+
+
+@pytest.mark.parametrize("length", [1, 16, 128])
+@pytest.mark.parametrize(
+    ("kind", "chunk"), [(GatedDeltaNet, 32), (KimiDeltaAttention, 16), (RWKV7, 16)]
+)
+def test_a_delta_rule_costs_the_products_that_pytorch_counts(
+    kind: Any, chunk: int, length: int
+) -> None:
+    """PyTorch counts neither the solution of the system nor the short convolution."""
+    layer = kind(WIDTH, n_heads=2)
+    with use_backend("torch"):
+        counted = sum(matrix_products(layer, length).values()) / length
+    solution = min(length, chunk) * math.prod(layer.init_state(1).s.shape[1::2])
+    convolutions = [m for m in layer.modules() if isinstance(m, ShortConv)]
+    wanted = counted + solution + sum(m.flops_per_token(length) for m in convolutions)
+    assert layer.flops_per_token(length) == pytest.approx(wanted)
 
 
 def linear_products(layer: AnyLayer, length: int) -> int:

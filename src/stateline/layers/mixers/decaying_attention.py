@@ -1,7 +1,7 @@
 """What the layers of linear attention with a decay have in common."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -33,9 +33,13 @@ class DecayingAttention(SequenceLayer[Any]):
         n_heads: Number of heads.
         d_key: Width of queries and keys of a head.
         d_value: Width of the values of a head.
+
+    Attributes:
+        chunk: Tokens inside which the layer attends.
     """
 
     packs = True
+    chunk: ClassVar[int] = CHUNK
     out_proj: nn.Linear
 
     def __init__(self, d_model: int, n_heads: int, d_key: int, d_value: int) -> None:
@@ -84,9 +88,9 @@ class DecayingAttention(SequenceLayer[Any]):
 
     def flops_per_token(self, length: int) -> float:
         """Linear maps, products with the state, and attention inside a chunk."""
-        keys, values = self.n_heads * self.d_key, self.n_heads * self.d_value
-        inside = 2.0 * min(length, CHUNK) * (keys + values)
-        return super().flops_per_token(length) + inside + 4.0 * self.d_key * values
+        heads, keys, values = self.init_state(1).s.shape[1:]
+        inside = 2.0 * heads * min(length, self.chunk) * (keys + values)
+        return super().flops_per_token(length) + inside + 4.0 * heads * keys * values
 
 
 def expanded(d_model: int, n_heads: int, **factors: float) -> list[int]:

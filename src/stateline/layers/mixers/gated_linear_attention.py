@@ -11,6 +11,7 @@ from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
 from stateline.layers.mixers.linear_attention import LinearAttentionState
+from stateline.ops.linear_attention import SHORT
 
 
 class GatedLinearAttention(DecayingAttention):
@@ -39,6 +40,8 @@ class GatedLinearAttention(DecayingAttention):
         Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training", ICML
         2024, section 4.4.
     """
+
+    chunk = SHORT
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
 from stateline.layers.mixers.linear_attention import LinearAttentionState
+from stateline.ops.linear_attention import SHORT
 
 
 class HGRN2(DecayingAttention):
@@ -43,6 +44,7 @@ class HGRN2(DecayingAttention):
     # softmax over the layers. Here each layer has its own, the sigmoid of a parameter.
 
     keeps_float32 = True
+    chunk = SHORT
 
     def __init__(
         self,

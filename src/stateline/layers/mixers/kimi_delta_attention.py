@@ -87,7 +87,7 @@ class KimiDeltaAttention(ConvolvedRecurrence):
     def flops_per_token(self, length: int) -> float:
         """Linear maps, convolution, products with the state, and the system of a chunk."""
         inner = self.n_heads * self.d_head
-        inside = min(length, CHUNK) * 7.0 * inner
+        inside = min(length, CHUNK) * 15.0 * inner
         return super().flops_per_token(length) + inside + 8.0 * self.d_head * inner
 
     @derived

@@ -140,8 +140,8 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
 
     def flops_per_token(self, length: int) -> float:
         """Projections, products with the state, and attention inside a chunk."""
-        own, width = min(length, CHUNK), self.n_heads * self.n_features
-        mixing = 2.0 * own * (width + self.d_model) + 4.0 * self.n_features * self.d_model
+        heads, keys, values = self.init_state(1).s.shape[1:]
+        mixing = heads * (2.0 * min(length, CHUNK) * (keys + values) + 4.0 * keys * values)
         if self.feature == "random":
             mixing += 4.0 * self.n_features * self.d_model
         return super().flops_per_token(length) + mixing

@@ -147,7 +147,7 @@ class RWKV7(SequenceLayer[RWKV7State]):
 
     def flops_per_token(self, length: int) -> float:
         """Linear maps, products with the state, and the system of a chunk."""
-        inside = min(length, CHUNK) * 7.0 * self.d_model
+        inside = min(length, CHUNK) * 15.0 * self.d_model
         return super().flops_per_token(length) + inside + 8.0 * self.d_head * self.d_model
 
     def _advance(

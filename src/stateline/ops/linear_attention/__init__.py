@@ -27,6 +27,9 @@ from stateline.ops.stepping import zeros_before
 CHUNK = 64
 """Tokens of a chunk, which are computed by matrix products."""
 
+SHORT = 16
+"""Tokens of a chunk where each entry of a key decays by itself."""
+
 
 class LinearSignals(NamedTuple):
     """The signals of linear attention.

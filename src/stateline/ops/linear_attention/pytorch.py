@@ -14,12 +14,9 @@ and :math:`e^{-G_s}` would overflow.
 import torch
 from torch import Tensor
 
-from stateline.ops.linear_attention import CHUNK, LinearSignals
+from stateline.ops.linear_attention import CHUNK, SHORT, LinearSignals
 from stateline.ops.linear_attention.reference import linear_attention_step as linear_attention_step
 from stateline.ops.stepping import over_chunks
-
-SHORT = 16
-"""Tokens of a chunk where each entry of a key decays by itself."""
 
 
 def linear_attention(
