@@ -27,7 +27,7 @@ class NgramLookup(StringTask):
     letters after the key, or all letters after it. With the key first, a state needs to hold only
     the key and the answer; with the key last, it must hold all of x.
 
-    Differs from the official code, where a key may occur more than once (3 % of the keys of two
+    Differs from the official code, where a key may occur more than once (4 % of the keys of two
     letters, for 26 letters and strings of 30) and is never at the last possible place.
 
     Args:
