@@ -84,8 +84,13 @@ def test_the_default_loss_is_the_summed_cross_entropy_of_the_targets_that_count(
     [
         ("word_problem(length=16)", 1 / 6 - 0.02, 1 / 6 + 0.03),
         ("associative_recall", 0.2, 0.35),
-        ("copying", 0.0, 0.01),
+        ("copying", 0.0, 0.0),
         ("copying(mixed=true)", 0.0, 0.01),
+        ("induction_head", 1 / 18 - 0.015, 1 / 18 + 0.015),
+        ("induction_head(vocab_size=202)", 0.0, 0.01),
+        ("ngram_lookup", 0.0, 0.0),
+        ("multi_query_recall", 1 / 64 - 0.004, 1 / 64 + 0.004),
+        ("object_collision(length=8, batch_size=1)", 0.0, 0.0),
     ],
 )
 def test_chance_is_what_one_answer_to_everything_gets(task: str, low: float, high: float) -> None:

@@ -192,9 +192,20 @@ class Task(ABC):
         return 0
 
     def chance(self, batches: int = 8) -> float:
-        """Share of right answers if a model always gives the most frequent answer."""
-        counts = self._answers(batches).unique(dim=0, return_counts=True)[1]
-        return float(counts.max() / counts.sum())
+        """Share of right answers if a model always gives the most frequent answer.
+
+        The answer is chosen on one half of some batches and scored on the other half, and
+        conversely: on the half that it is chosen on, it is the most frequent one by luck, too.
+        """
+        answers = self._answers(batches)
+        if len(answers) < 2:  # such as rows without a label
+            return 0.0
+        first, second = answers.tensor_split(2)
+        right = 0
+        for own, other in ((first, second), (second, first)):
+            kinds, counts = other.unique(dim=0, return_counts=True)
+            right += int((own == kinds[counts.argmax()]).all(dim=1).sum())
+        return right / len(answers)
 
     def _answers(self, batches: int) -> Tensor:
         """The answers of some batches, a row each: by default the targets of training."""
