@@ -35,9 +35,9 @@ from stateline.layers import (
     SlidingAttention,
     Stack,
 )
+from stateline.layers.context import mean_visible
 from stateline.layers.mixers.diagonal_ssm import convolution_flops
 from stateline.layers.mixers.short_conv import ShortConv
-from stateline.layers.wrappers.context_links import mean_visible
 from stateline.ops import use_backend
 from stateline.ops.positions import rotate
 from stateline.train.config import TrainConfig
@@ -275,6 +275,23 @@ def test_cached_staircase_costs_its_projections_and_the_chunks_that_it_sees(
             most = chunk if steps is None else min(chunk, steps - n)
             seen += most * chunk_len + place + 1
     wanted = linear_products(layer, length) / length + 2 * 4 * WIDTH * seen / length
+    assert layer.flops_per_token(length) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("length", [1, 4, 7, 30])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"includes_self": False}, {"blocks": True}, {"blocks": True, "zeros_before": True}],
+)
+def test_sliding_attention_costs_its_projections_and_the_positions_that_it_sees(
+    options: dict[str, Any], length: int
+) -> None:
+    layer = SlidingAttention(WIDTH, window=4, position="none", **options)
+    seen = 0
+    for t in range(length):
+        earlier = t % 4 + (4 if t >= 4 or layer.settings.zeros_before else 0)
+        seen += (earlier if layer.blocks else min(t, layer.span)) + layer.includes_self
+    wanted = linear_products(layer, length) / length + 4 * WIDTH * seen / length
     assert layer.flops_per_token(length) == pytest.approx(wanted)
 
 

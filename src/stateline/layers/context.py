@@ -98,3 +98,14 @@ class AttendsToContext(ABC):
             The output, and the context; with ``to_itself``, the input's own keys and values are
             appended to it.
         """
+
+
+def mean_visible(length: int | float, window: int | float) -> float:
+    """Average number of earlier items seen in a sequence, if each sees the last ``window`` of them.
+
+    Example:
+        >>> mean_visible(4, 2)
+        1.25
+    """
+    window = min(window, length)
+    return window - window * (window + 1) / (2 * length)

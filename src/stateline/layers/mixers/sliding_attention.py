@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
-from stateline.layers.context import AttendsToContext, Context
+from stateline.layers.context import AttendsToContext, Context, mean_visible
 from stateline.layers.derived import derived
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import check_counts, keywords_from
@@ -200,9 +200,17 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
 
     def flops_per_token(self, length: int) -> float:
         """Linear maps, and scores and weighted sums within the window."""
-        most = 1.5 * self.window if self.blocks else self.window
-        seen = min((length + 1) / 2, most)
+        begin = 2 * self.window if self.settings.zeros_before else 0
+        seen = (self._earlier(begin + length) - self._earlier(begin)) / length + self.includes_self
         return super().flops_per_token(length) + 4.0 * self.n_heads * self.d_head * seen
+
+    def _earlier(self, length: int) -> float:
+        """Pairs of a position below ``length`` and an earlier one that it sees."""
+        if not self.blocks:
+            return length * mean_visible(length, self.span) if length else 0.0
+        whole, rest = divmod(length, self.window)
+        own = whole * self.window * (self.window - 1) + rest * (rest - 1)
+        return own / 2 + self.window * max(0, length - self.window)
 
     def _queries(self, x: Tensor, positions: Tensor) -> Tensor:
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head))

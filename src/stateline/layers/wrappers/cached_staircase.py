@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
 from stateline.layers.compose import ActivationCheckpointing
-from stateline.layers.context import Context
+from stateline.layers.context import Context, mean_visible
 from stateline.layers.state import nbytes
-from stateline.layers.wrappers.context_links import context_links, mean_visible
+from stateline.layers.wrappers.context_links import context_links
 from stateline.layers.wrappers.staircase import by_phase, climb, cut
 from stateline.ops.kernel_op import values_at_hand
 

@@ -67,17 +67,6 @@ class ContextLink:
         return self.link.leave(kept, y), after
 
 
-def mean_visible(length: int | float, window: int | float) -> float:
-    """Average number of earlier items seen in a sequence, if each sees the last ``window`` of them.
-
-    Example:
-        >>> mean_visible(4, 2)
-        1.25
-    """
-    window = min(window, length)
-    return window - window * (window + 1) / (2 * length)
-
-
 def context_links(wrapper: str, core: AnyLayer) -> list[ContextLink]:
     """The links of a core of a wrapper: a layer, a stack, or a ladder of one, whose links recur.
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
 from stateline.layers.compose import ActivationCheckpointing
-from stateline.layers.context import Context
+from stateline.layers.context import Context, mean_visible
 from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.sliding_attention import SlidingAttention
-from stateline.layers.wrappers.context_links import context_links, mean_visible
+from stateline.layers.wrappers.context_links import context_links
 
 CHECKPOINTED = 16
 """Tokens per checkpoint under activation checkpointing."""
