@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, TextIO
 
 from stateline.allocator import keep_freed_memory
-from stateline.cli.console import lasting_output
+from stateline.cli.console import drop_unwritten, lasting_output
 from stateline.cli.parser import Parser, add_import_option, take_imports
 from stateline.errors import InputError, unknown_name
 from stateline.plugins import import_code
@@ -40,8 +40,8 @@ COMMANDS: Mapping[str, str] = {
     "bench": "measure speed and memory of ops, layers, training and decoding",
 }
 
-LASTING = ("compare", "reproduce", "data", "train", "probe")
-"""Commands that finish their work, in silence, when nobody reads their output any more."""
+WORK_IS_OUTPUT = ("generate",)
+"""Commands that end when nobody reads their output; all others finish their work in silence."""
 
 _USAGE = """usage: stateline [--import FILE_OR_MODULE] COMMAND ...
        stateline --help | --version | --completion"""
@@ -76,12 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_freed_memory()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()  # now, when a failure is still one line
+        return code
     except KeyboardInterrupt:
         print("\nstateline: interrupted; finished work is kept", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read our output has gone
-        sys.stderr.close()
         return 0
     except Exception as error:
         message = _message(error)
@@ -89,6 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"stateline: error: {InputError(message)}", file=sys.stderr)  # one line
         return 2
+    finally:
+        if argv is None:
+            drop_unwritten()
 
 
 def _open_streams() -> None:
@@ -120,7 +124,7 @@ def _dispatch(arguments: list[str]) -> int:
         import_code(spec)
     command, parser = _command(name)
     given = [_underscored(argument) for argument in arguments[1:]]
-    with lasting_output() if name in LASTING else nullcontext():
+    with nullcontext() if name in WORK_IS_OUTPUT else lasting_output():
         return command.run(given, parser)
 
 

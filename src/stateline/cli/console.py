@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,9 +26,28 @@ def begin(text: str) -> None:
         print(text, flush=True)
 
 
-def lasting_output() -> AbstractContextManager[Any]:
+@contextmanager
+def lasting_output() -> Iterator[None]:
     """While it is open, standard output falls silent, instead of failing, once nobody reads it."""
-    return redirect_stdout(_Lasting(sys.stdout))
+    lasting: Any = _Lasting(sys.stdout)
+    with redirect_stdout(lasting):
+        yield
+        lasting.flush()
+
+
+def drop_unwritten() -> None:
+    """Drop output that cannot be written: Python would fail to write it once more at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _silence(stream)
+
+
+def _silence(stream: Any) -> None:
+    """Send everything that is written to a stream from now on to the null device."""
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), stream.fileno())
 
 
 class _Lasting:
@@ -52,9 +71,8 @@ class _Lasting:
     def _silenced(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # what is still in the buffer goes to the null device
-            with open(os.devnull, "wb") as null:
-                os.dup2(null.fileno(), self._file.fileno())
+        except BrokenPipeError:  # what is still in the buffer goes to the null device, too
+            _silence(self._file)
 
 
 def wide_console(width: int = WIDTH) -> "Console":
