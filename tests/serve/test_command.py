@@ -69,7 +69,7 @@ def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     for option, message in (
         (("--port", "99999"), "a port must be from 0 to 65535, got 99999"),
         (("--host", "203.0.113.1"), "cannot listen at 203.0.113.1:8000"),
-        (("--max_rows", "0"), "the limit rows must be positive, got 0"),
+        (("--max_rows", "0"), "max_rows must be at least 1, got max_rows=0"),
         (("--every", "0"), "every, memory and disk must be positive"),
     ):
         assert main(["serve", str(tmp_path / "tiny"), *option]) == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 from stateline.cli.options import add_device_and_dtype, add_key, key_of, open_model
 from stateline.cli.parser import Parser
 from stateline.errors import InputError
+from stateline.settings import at_least
 
 
 def add_arguments(parser: Parser) -> None:
@@ -31,9 +32,13 @@ def add_arguments(parser: Parser) -> None:
     add_device_and_dtype(parser)
 
 
+_LIMITS = ("max_rows", "max_waiting", "max_new_tokens", "max_length", "max_memory")
+
+
 def run(arguments: Sequence[str], parser: Parser) -> int:
     """Serve until the process is told to end."""
     given = parser.parse_args(arguments)
+    at_least(1, **{name: given[name] for name in _LIMITS})
     try:
         from stateline.serve import Limits, listen, make_app, make_server
     except ModuleNotFoundError as error:
