@@ -193,6 +193,12 @@ def test_a_loaded_state_equals_the_saved_one(layer: Stack, tmp_path: Path) -> No
     assert pytree.tree_structure(loaded) == pytree.tree_structure(state)
 
 
+def test_what_is_no_state_is_not_saved(layer: Stack, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="must be made of tensors, got NoneType"):
+        save_state(tmp_path / "state", None, layer)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_slice_of_a_state_can_be_saved(layer: Stack, tmp_path: Path) -> None:
     state = pytree.tree_map(lambda t: t[1:], after(layer, 5, batch_size=3))
     save_state(tmp_path / "state", state, layer)

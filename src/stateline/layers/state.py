@@ -227,8 +227,14 @@ def save_state(
     before: a server saves many states of the same weights.
 
     Raises:
-        InputError: If the file cannot be written.
+        InputError: If the file cannot be written, or the state has parts that are no tensors.
     """
+    for _, leaf in named_leaves(state):
+        if not isinstance(leaf, Tensor):
+            raise InputError(
+                f"a state to save must be made of tensors, got {shown(leaf)}: give one that the "
+                "layer returned"
+            )
     tensors = {name: leaf.detach().contiguous().clone() for name, leaf in named_leaves(state)}
     metadata = {"format": _FORMAT, "content": _digest(state), **(known or fingerprint(layer))}
     write_atomically(Path(path), lambda file: save_file(tensors, file, metadata=metadata))
