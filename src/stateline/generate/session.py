@@ -217,9 +217,10 @@ class Session:
         """Continue from another state with the same number of rows, such as an earlier one.
 
         Raises:
-            InputError: If the number of rows is another. The next step refuses a state of another
-                kind of model, since speculative decoding restores a state every few tokens.
+            InputError: If the number of rows is another, or the state is of another kind of model
+                or on another device. The session is as before then.
         """
+        _check_alike(self._own(self._state), state)
         lengths = _lengths(state)
         if len(lengths) != len(self._lengths):
             raise InputError(
