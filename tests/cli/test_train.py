@@ -162,6 +162,26 @@ def test_resume_without_a_run_says_so(recipe: str, capsys: pytest.CaptureFixture
     assert "no checkpoint in run: training from the beginning" in capsys.readouterr().out
 
 
+def test_resume_names_the_way_to_continue_a_run_that_is_given_by_its_folder(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", recipe]) == 0
+    assert main(["train", "run", "--task", "text(length=16)", "--resume"]) == 2
+    assert "no run in runs/train to resume: to continue the run in run, train run/config.yaml" in (
+        capsys.readouterr().err
+    )
+    assert main(["train", "run/config.yaml", "--resume"]) == 0
+
+
+@pytest.mark.parametrize("option", ["--dry_run", "--print_config"])
+def test_what_is_printed_in_place_of_training_is_printed_once(
+    recipe: str, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", recipe, option]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_what_is_no_run_is_not_overwritten(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("run").mkdir()
     Path("run/results.json").write_text("{}")

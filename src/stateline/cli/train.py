@@ -68,6 +68,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     given = read_recipe(arguments, parser)
     if given.resume:
         check_imports(Path(given.out))
+        chosen = parser.parse_args(arguments, defaults=False).get("out")
+        _check_resumed(Path(given.recipe), Path(given.out), chosen=chosen is not None)
 
     import torch
 
@@ -87,13 +89,13 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         resolved.pop(name, None)
     recipe = parser.dump(resolved, skip_unset=False, skip_validation=True)
     if given.print_config:
-        print(recipe, end="")
+        print(recipe if main else "", end="")
         return 0
     training = TrainConfig(**given.train.as_dict())
     settings = {"model": given.model.as_dict(), "training": training, "init": given.init or ""}
     job = single_job(task, given.task, given.pattern, **settings)
     if given.dry_run:
-        _print_costs(job, training_costs(job, task))
+        print(_costs(job, training_costs(job, task)) if main else "", end="")
         return 0
     at_least(1, threads=given.threads)
     if given.threads is not None:
@@ -121,6 +123,17 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     return 128 + (caught or [SIGTERM])[0] if result.stopped == "interrupted" else 0
 
 
+def _check_resumed(start: Path, folder: Path, *, chosen: bool) -> None:
+    """Raise InputError if a run is given as the model to start from, but meant to continue."""
+    from stateline.train.folder import found
+
+    if not chosen and found(start) and not found(folder):
+        raise InputError(
+            f"there is no run in {folder} to resume: to continue the run in {start}, train "
+            f"{start / 'config.yaml'}; to start a new run from its weights, leave out --resume"
+        )
+
+
 @contextmanager
 def _signals() -> Iterator[list[int]]:
     """Collect SIGINT and SIGTERM, so that the run can save and stop; a second SIGINT ends it."""
@@ -139,17 +152,22 @@ def _signals() -> Iterator[list[int]]:
             signal(number, handler)
 
 
-def _print_costs(job: "Job", costs: "TrainingCosts") -> None:
+def _costs(job: "Job", costs: "TrainingCosts") -> str:
+    """Size, operations and memory, as lines."""
     steps, per_update = job.training.steps, costs.flops_per_update
     total, in_all = short_bytes(sum(costs.memory.values())), short_number(per_update * steps)
-    print(f"{job.model.pattern} on {job.task}: d_model {job.model.d_model}")
-    print(f"  parameters      {costs.parameters:,}")
-    print(f"  an update       {costs.rows} x {costs.length} tokens")
-    print(f"  operations      {short_number(per_update)} an update, {in_all} in {steps:,} updates")
-    print(f"  memory          {total}, estimated in float32 for one process")
-    for name, size in costs.memory.items():
-        print(f"    {name:<13} {short_bytes(size)}")
-    print(f"  state of a row  {short_bytes(costs.state_bytes)} after {costs.length} tokens")
+    of_update = f"{short_number(per_update)} an update, {in_all} in {steps:,} updates"
+    parts = [f"    {name:<13} {short_bytes(size)}" for name, size in costs.memory.items()]
+    lines = [
+        f"{job.model.pattern} on {job.task}: d_model {job.model.d_model}",
+        f"  parameters      {costs.parameters:,}",
+        f"  an update       {costs.rows} x {costs.length} tokens",
+        f"  operations      {of_update}",
+        f"  memory          {total}, estimated in float32 for one process",
+        *parts,
+        f"  state of a row  {short_bytes(costs.state_bytes)} after {costs.length} tokens",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _print_result(job: "Job", result: "RunRecord", folder: Path) -> None:
