@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -126,7 +126,8 @@ class Session:
     ) -> None:
         check_counts(room=room)
         with torch.inference_mode():  # as all calls of a session: FSDP gathers weights in it
-            _check_alike(template(model), state)
+            self._form = _form(template(model))
+        _check_form(self._form, state)
         self.model, self._state_dtype = model, state_dtype
         self._dtypes = [leaf.dtype for leaf in pytree.tree_leaves(state.model)]
         self._memory = Memory(model)
@@ -205,8 +206,8 @@ class Session:
             InputError: If the state is of another kind of model or on another device, or there is
                 not one sampling per row. The session is as before then.
         """
+        _check_form(self._form, state)
         own, lengths = trim(self._own(self._state)), _lengths(state)
-        _check_alike(own, state)
         samplings = _for_each(self._sampling if sampling is None else sampling, lengths)
         self._state, self._free = cat_states([own, state]), 0
         self._lengths += lengths
@@ -220,7 +221,7 @@ class Session:
             InputError: If the number of rows is another, or the state is of another kind of model
                 or on another device. The session is as before then.
         """
-        _check_alike(self._own(self._state), state)
+        _check_form(self._form, state)
         lengths = _lengths(state)
         if len(lengths) != len(self._lengths):
             raise InputError(
@@ -469,10 +470,14 @@ def _lengths(state: SessionState) -> list[int]:
     return [position + 1 for position in state.model.position.tolist()]
 
 
-def _check_alike(state: SessionState, other: SessionState) -> None:
-    """Raise InputError if two states are not of one model."""
-    dtypes, others = ([leaf.dtype for leaf in leaves_of(each)] for each in (state, other))
-    if form(state) != form(other) or dtypes != others:
+def _form(state: SessionState) -> Any:
+    """What states of one model have in common."""
+    return form(state), [leaf.dtype for leaf in leaves_of(state)]
+
+
+def _check_form(wanted: Any, state: SessionState) -> None:
+    """Raise InputError if a state is not one of a session's model."""
+    if _form(state) != wanted:
         raise InputError(
             "the rows of a session must have a state of the same model, on the same device and in "
             "the same dtype, got another: prefill it with the session's model"
