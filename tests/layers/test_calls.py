@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from stateline import ModelConfig
@@ -21,6 +22,9 @@ from stateline.layers import (
     AnyLayer,
     Attention,
     BlockState,
+    FeedForward,
+    GatedDeltaNet,
+    Mamba,
     Residual,
     SequenceLayer,
     Stack,
@@ -125,6 +129,20 @@ def test_transforms_of_calls_name_the_way_out(transform: str) -> None:
         wanted = [torch.autograd.grad(loss(weights, each), [*weights.values()]) for each in x]
         for each, *its in zip(found.values(), *wanted, strict=True):
             torch.testing.assert_close(each, torch.stack(its), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.cpu
+@torch.no_grad()
+def test_forward_mode_derivatives_pass_through_every_op_or_are_refused() -> None:
+    layer = Stack(Mamba(8), H3(8), GatedDeltaNet(8), FeedForward(8)).double()
+    x, direction = torch.randn(2, 2, 5, 8, dtype=torch.float64)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, direction))).tangent
+    wanted = (layer(x + 1e-6 * direction) - layer(x - 1e-6 * direction)) / 2e-6
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+    with forward_ad.dual_level(), pytest.raises(InputError, match="and forward-mode derivatives"):
+        Attention(8).double()(forward_ad.make_dual(x, direction))
 
 
 @pytest.mark.usefixtures("unannotated")

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 from stateline.layers.linear import Linear
@@ -107,6 +108,14 @@ def test_second_derivatives_are_pytorchs() -> None:
 
     for found, wanted in zip(second(linear), second(F.linear), strict=True):
         assert_close(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.usefixtures("slower")
+def test_tangents_of_the_forward_mode_are_mapped() -> None:
+    x, weight = torch.randn(2048, 64), torch.randn(192, 64)
+    with forward_ad.dual_level():
+        y = linear(forward_ad.make_dual(x, 2 * x), weight)
+        assert_close(forward_ad.unpack_dual(y).tangent, F.linear(2 * x, weight))
 
 
 @pytest.mark.usefixtures("slower")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.documents import Documents, read, read_chunk
 from stateline.layers.state import State, copied, leaves_of, select_rows, shown
+from stateline.ops.dispatch import wants_tangent
 
 _nested: ContextVar[bool] = ContextVar("nested", default=False)
 
@@ -69,12 +70,13 @@ def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
     try:
         return _call(layer, name, x, *more, **options)
     except RuntimeError as error:
-        if torch._C._functorch.peek_interpreter_stack() is None:
+        if torch._C._functorch.peek_interpreter_stack() is None and not wants_tangent():
             raise
         raise InputError(
-            f"the kernels of {type(layer).__name__} do not run under torch.vmap and torch.func: "
-            'call it with stateline.ops.use_backend("reference"), which most layers allow, or give '
-            "it the rows of all calls as one batch and take gradients with torch.autograd"
+            f"the kernels of {type(layer).__name__} do not run under torch.vmap, torch.func and "
+            'forward-mode derivatives: call it with stateline.ops.use_backend("reference"), which '
+            "most layers allow, or give it the rows of all calls as one batch and take gradients "
+            "with torch.autograd"
         ) from error
 
 

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from stateline.errors import InputError, unknown_name
 from stateline.ops.op import OPS, Candidate, Op, log
@@ -101,6 +102,11 @@ def use_backend(name: str | None = None, /, **ops: str) -> Iterator[None]:
 def wants_gradient(*inputs: Any) -> bool:
     """True if autograd records a call with these inputs."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_of(inputs))
+
+
+def wants_tangent() -> bool:
+    """True inside ``torch.autograd.forward_ad.dual_level``: tensors may carry tangents."""
+    return forward_ad._current_level >= 0
 
 
 def tensors_of(inputs: Iterable[Any]) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dispatch import wants_gradient
+from stateline.ops.dispatch import wants_gradient, wants_tangent
 from stateline.ops.kernel_op import is_plain
 
 LEAST, LEAST_IN_HALVES = 1 << 21, 1 << 23
@@ -112,9 +112,9 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_eager(x: Tensor, weight: Tensor) -> bool:
-    """Whether neither autocast, a functorch transform nor a tensor subclass is active."""
+    """Whether autocast, functorch transforms, tangents and tensor subclasses are all absent."""
     wanted = torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active()
-    return not wanted and is_plain(x) and is_plain(weight)
+    return not (wanted or wants_tangent()) and is_plain(x) and is_plain(weight)
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stateline.ops.dispatch import wants_gradient
+from stateline.ops.dispatch import wants_gradient, wants_tangent
 from stateline.ops.door import FLOATS
 
 _TYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int64: "=i8"}
@@ -20,6 +20,8 @@ _TYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int64: "=i8"}
 
 def can_use(*inputs: Any) -> str:
     """Why kernels cannot take these inputs, or an empty string."""
+    if wants_tangent():
+        return "kernels compute no forward-mode derivatives"
     for x in inputs:
         if isinstance(x, Tensor):
             if not x.is_cpu:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.dispatch import tensors_of, wants_gradient
+from stateline.ops.dispatch import tensors_of, wants_gradient, wants_tangent
 
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     raise ImportError("Triton needs a CUDA device (TRITON_INTERPRET=1 interprets it on the CPU)")
@@ -30,6 +30,8 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 
 def can_use(*inputs: Any) -> str:
     """Why kernels cannot take these inputs, or an empty string."""
+    if wants_tangent():
+        return "kernels compute no forward-mode derivatives"
     for x in tensors_of(inputs):
         if x.device.type != DEVICE:
             return f"these kernels run on {DEVICE}, not on {x.device.type}"
