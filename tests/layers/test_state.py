@@ -167,6 +167,20 @@ def test_every_layer_continues_from_a_cast_state(name: str, dtype: torch.dtype) 
         torch.testing.assert_close(y, wanted[:, 0], rtol=0, atol=float(limit))
 
 
+@pytest.mark.parametrize("name", LAYERS)
+@torch.no_grad()
+def test_every_layer_in_float64_continues_from_a_state_in_float32(name: str) -> None:
+    layer = LAYERS[name](WIDTH)
+    x = layer.example_input(2, 6)
+    state = layer.forward_chunk(x[:, :3], layer.init_state(2, capacity=6))[1]
+    layer, x = layer.double(), x.double()
+    precise = pytree.tree_map(lambda t: t.double() if t.is_floating_point() else t, state)
+    wanted = layer.forward_chunk(x[:, 3:], precise)[0][:, 0]
+    found = [layer.forward_chunk(x[:, 3:], state)[0][:, 0], layer.step(x[:, 3], state)[0]]
+    for y in (*found, layer.step_(x[:, 3], state)):
+        torch.testing.assert_close(y, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
 @pytest.mark.cpu
 def test_to_moves_all_leaves(layer: Stack) -> None:
     moved = to(after(layer, 3), device="meta")

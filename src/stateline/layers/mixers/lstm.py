@@ -74,10 +74,10 @@ class LSTM(SequenceLayer[LSTMState]):
 
     def _forward_chunk(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         weights = list(self.parameters(recurse=False))
-        y, after = x.to(weights[0].dtype), []
-        for layer, (h, c) in enumerate(
-            zip(state.h.unbind(dim=1), state.c.unbind(dim=1), strict=True)
-        ):
+        dtype = weights[0].dtype
+        y, after = x.to(dtype), []
+        cells = zip(*(part.to(dtype).unbind(dim=1) for part in state), strict=True)
+        for layer, (h, c) in enumerate(cells):
             y = self.dropout(y) if layer else y
             own = LSTMWeights(*weights[4 * layer : 4 * layer + 4])
             y, cell = lstm(y, own, LSTMCell(h, c))

@@ -211,7 +211,8 @@ class Mamba3(SequenceLayer[Mamba3State]):
 
     def _signals(self, x: Tensor, state: Mamba3State) -> tuple[Tensor, ...]:
         """Gate, inputs (..., head, d_head), B, C, decays, both weights, and turns of the angles."""
-        wide = torch.promote_types(state.h.dtype, torch.float32)
+        wide = torch.promote_types(state.h.dtype, self.skip.dtype)
+        wide = torch.promote_types(wide, torch.float32)
         z, *signals = self.in_proj(x).split(self.sizes, dim=-1)
         u, b, c, dt, a, part, turn = (t.to(wide) for t in signals)
         dt = F.softplus(dt + self.dt_bias)

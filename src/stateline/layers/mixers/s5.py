@@ -95,11 +95,11 @@ class S5SSM(SequenceLayer[S5State]):
         return mimo_ssm(x, self.weights())[0] + skipped(x, self.skip)
 
     def _forward_chunk(self, x: Tensor, state: S5State) -> tuple[Tensor, S5State]:
-        y, h = mimo_ssm(x, self.weights(), state.h)
+        y, h = mimo_ssm(x, self.weights(), state.h.to(self.c.dtype))
         return y + skipped(x, self.skip), S5State(h)
 
     def _step(self, x: Tensor, state: S5State) -> tuple[Tensor, S5State]:
-        y, h = mimo_ssm_step(x, self.weights(), state.h)
+        y, h = mimo_ssm_step(x, self.weights(), state.h.to(self.c.dtype))
         return y + skipped(x, self.skip), S5State(h)
 
     def flops_per_token(self, length: int) -> float:
