@@ -123,7 +123,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def backends_anew() -> None:
     for op in OPS.values():
-        op.candidates.clear()
+        vars(op.candidates).clear()
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -54,7 +54,7 @@ def dispatch(
     if starts is not None:
         inputs = (*inputs, starts)
     _prepare(op.name, function)
-    candidates = op.candidates[function]
+    candidates = getattr(op.candidates, function)
     if backend == "auto":
         name = _choose(op, candidates, function, inputs)
     else:
@@ -219,7 +219,7 @@ def once_per_trace(function: Callable[P, T]) -> Callable[P, T]:
 
 @once_per_trace
 def _prepare(op: str, function: str) -> None:
-    if function not in OPS[op].candidates:
+    if not hasattr(OPS[op].candidates, function):
         OPS[op].prepare(function)
 
 

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 from logging import getLogger
 from sys import maxsize
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -154,7 +155,8 @@ class Op:
         example: Makes a typical call for benches, tests and ``stateline check --backends``.
 
     Attributes:
-        candidates: For each function that was called, the backends in order.
+        candidates: For each function that was called, by its name, the backends in order. A
+            namespace, for ``torch.compile`` knows a dictionary as it was when it was first read.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class Op:
         self._sources: dict[str, object] = {name: f"{package}.{name}_backend" for name in backends}
         self._sources |= {"torch": f"{package}.pytorch", "reference": f"{package}.reference"}
         self._modules: dict[str, tuple[Any, str]] = {}
-        self.candidates: dict[str, dict[str, Candidate]] = {}
+        self.candidates = SimpleNamespace()
         OPS[self.name] = self
 
     @property
@@ -195,12 +197,12 @@ class Op:
             most = 0 if run is None or reason else _most_arguments(run)
             can_use, gains = (getattr(module, of, None) for of in ("can_use", "gains"))
             found[name] = Candidate(run, can_use, gains, reason, most)
-        self.candidates[function] = found
+        setattr(self.candidates, function, found)
 
     def reasons(self, function: str, *inputs: Any) -> dict[str, str]:
         """For each backend, in order, why it cannot run this call; "" if it can."""
         self.prepare(function)
-        found = self.candidates[function].items()
+        found = getattr(self.candidates, function).items()
         return {name: candidate.reason(function, *inputs) for name, candidate in found}
 
     def add(self, backend: str, source: object, before: str) -> None:
@@ -213,13 +215,13 @@ class Op:
         names.insert(names.index(before), backend)
         self._sources[backend] = source
         self._sources = {name: self._sources[name] for name in names}
-        self.candidates.clear()
+        self.candidates = SimpleNamespace()
 
     def remove(self, backend: str) -> None:
         """Undo :func:`stateline.register_backend`."""
         del self._sources[backend]
         self._modules.pop(backend, None)
-        self.candidates.clear()
+        self.candidates = SimpleNamespace()
 
 
 OPS: dict[str, Op] = {}
