@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 import torch
@@ -34,27 +34,6 @@ LONG_SECONDS = 10.0
 """A first prefill that took longer is its only sample."""
 
 
-@runtime_checkable
-class Decoder(Protocol):
-    """A model that reads a prompt and then decodes.
-
-    Attributes:
-        state: Its state after the prompt.
-    """
-
-    state: Any
-
-    def prefill(self) -> object:
-        """Read the prompt."""
-
-    def step(self) -> object:
-        """Read one more token of each row, and compute the logits of the next."""
-
-
-Start = Callable[[int, int], Decoder]
-"""Makes a decoder, from the number of rows and the number of tokens of the prompt."""
-
-
 def bench_decode(
     settings: Settings,
     configs: Mapping[str, ModelConfig],
@@ -72,7 +51,9 @@ def bench_decode(
         for batch in batches:
             sizes = Sizes(batch, prompt, 1, settings.device, settings.dtype)
             one = Sizes(batch, 1, 1, settings.device, settings.dtype)
-            decoders = {name: start(batch, prompt) for name, start in starts.items()}
+            decoders: dict[str, _Ours | _Peer] = {
+                name: start(batch, prompt) for name, start in starts.items()
+            }
             fill = {name: decoder.prefill for name, decoder in decoders.items()}
             for name, peer in peers.items():
                 reason = peer.too_large(batch, prompt)
@@ -103,8 +84,10 @@ def _prefills(fill: Mapping[str, Call], device: torch.device) -> dict[str, Timin
     return {name: timed.get(name) or Timing(first[name], (first[name],)) for name in fill}
 
 
-def _starts(settings: Settings, configs: Mapping[str, ModelConfig]) -> dict[str, Start]:
-    """Our models on every backend."""
+def _starts(
+    settings: Settings, configs: Mapping[str, ModelConfig]
+) -> dict[str, Callable[[int, int], "_Ours"]]:
+    """Our models on every backend, each begun with a number of rows and tokens of the prompt."""
     models = {name: build_model(config, settings).eval() for name, config in configs.items()}
     return {
         f"{name} [{backend}]": partial(_Ours, model, backend, settings.state_dtype)
@@ -121,7 +104,7 @@ def bench_layer_decoding(settings: Settings, patterns: Sequence[str]) -> Iterato
         for length in settings.lengths:
             sizes = settings.sizes(length)
             x = sizes.signal(settings.d_model)
-            decoders: dict[str, Decoder] = {
+            decoders: dict[str, _Ours | _Peer] = {
                 backend: _Ours(ours, backend, None, sizes.batch, length, 2 * LAYER_STEPS)
                 for backend in settings.of_models
             }
