@@ -1,9 +1,9 @@
 """The suite ``ops`` of ``stateline bench``: single ops, by length and backend."""
 
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from stateline import ops
 from stateline.bench.memory import peak_bytes
 from stateline.bench.record import Figure
-from stateline.bench.suites import BOTH, FORWARD, Settings, clearing, figure_of, in_turns, skip
+from stateline.bench.suites import BOTH, FORWARD, Settings, call_of, figure_of, skip
 from stateline.bench.timing import Call, interleave, waiter
 from stateline.errors import InputError
 from stateline.ops import OPS, use_backend
@@ -92,7 +92,7 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                 calls, first = {}, {}
                 for backend in settings.of_op(name):
                     reason = _too_slow(known.get((backend, work)), case.flops)
-                    call = _op_call(case, backend, work)
+                    call = call_of(partial(case.run, backend=backend), case.leaves, work)
                     if not reason:
                         reason, first[backend] = _first(call, settings.device)
                     if reason:
@@ -119,25 +119,6 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                         floor=settings.peaks.floor(case.n_bytes, case.flops),
                         error=_error(case, backend, work, length),
                     )
-
-
-def _op_call(case: Case, backend: str, work: str) -> Call:
-    copies = in_turns(case.leaves)
-    turns = itertools.cycle(copies)
-    if work == FORWARD:
-
-        def forward() -> Tensor:
-            with torch.no_grad():
-                return case.run(next(turns), backend)
-
-        return forward
-
-    def both() -> Tensor:
-        y = case.run(next(turns), backend)
-        y.backward(torch.ones_like(y))
-        return y
-
-    return clearing(both, [leaf for leaves in copies for leaf in leaves])
 
 
 def _too_slow(known: tuple[float, float] | None, flops: float) -> str:

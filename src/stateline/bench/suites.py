@@ -1,7 +1,7 @@
 """The suites of ``stateline bench``: each times its candidates in turns and yields figures."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,26 +146,18 @@ def layers_of(pattern: str, settings: Settings) -> tuple[Stack, dict[str, nn.Mod
 
 
 def _layer_call(layer: nn.Module, sizes: Sizes, work: str, backend: str | None) -> Call:
+    def run(leaves: Sequence[Tensor]) -> Tensor:
+        y = layer(*leaves)
+        return y[0] if isinstance(y, tuple) else y
+
     x = sizes.signal(sizes.d_model).requires_grad_()
-    copies = in_turns((x,))
-    turns = itertools.cycle(copies)
+    call = call_of(run, (x,), work, layer.parameters())
 
-    if work == FORWARD:
-
-        def forward() -> object:
-            with torch.no_grad(), use_backend(backend):
-                return layer(*next(turns))
-
-        return forward
-
-    def both() -> object:
+    def on_backend() -> object:
         with use_backend(backend):
-            y = layer(*next(turns))
-            y = y[0] if isinstance(y, tuple) else y
-            y.backward(torch.ones_like(y))
-        return y
+            return call()
 
-    return clearing(both, (*(x for (x,) in copies), *layer.parameters()))
+    return on_backend
 
 
 def _update(model: nn.Module, tokens: Tensor, targets: Tensor, backend: str) -> Call:
@@ -182,8 +174,36 @@ def _update(model: nn.Module, tokens: Tensor, targets: Tensor, backend: str) -> 
     return update
 
 
-def in_turns(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """Copies of the inputs to use in turns: on a GPU, together larger than its cache."""
+def call_of(
+    run: Callable[[Sequence[Tensor]], Tensor],
+    leaves: tuple[Tensor, ...],
+    work: str,
+    weights: Iterable[Tensor] = (),
+) -> Call:
+    """A forward pass, or both passes without the gradients of the call before.
+
+    Copies of the inputs are used in turns.
+    """
+    copies = _copies(leaves)
+    turns = itertools.cycle(copies)
+    trained = [*itertools.chain(*copies), *weights]
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return run(next(turns))
+
+    def both() -> Tensor:
+        for leaf in trained:
+            leaf.grad = None
+        y = run(next(turns))
+        y.backward(torch.ones_like(y))
+        return y
+
+    return forward if work == FORWARD else both
+
+
+def _copies(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    """Copies of the inputs: on a GPU, together larger than its cache."""
     device = inputs[0].device
     if device.type != "cuda":
         return [inputs]
@@ -191,17 +211,6 @@ def in_turns(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
     count = min(MOST_COPIES, 1 + -(-2 * cache // sum(x.nbytes for x in inputs)))
     others = (tuple(x.detach().clone().requires_grad_() for x in inputs) for _ in range(count - 1))
     return [inputs, *others]
-
-
-def clearing(call: Call, leaves: Sequence[Tensor]) -> Call:
-    """The call, which first drops the gradients of the previous call."""
-
-    def run() -> object:
-        for leaf in leaves:
-            leaf.grad = None
-        return call()
-
-    return run
 
 
 def skip(
