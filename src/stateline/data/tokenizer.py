@@ -67,9 +67,12 @@ class Tokenizer(ABC):
             InputError: If a token is not in the vocabulary.
         """
 
-    @abstractmethod
     def decoder(self) -> Decoder:
-        """A decoder at the beginning of a text."""
+        """A decoder at the beginning of a text; here one that holds nothing back.
+
+        It serves where every token is made of whole characters.
+        """
+        return _TokenDecoder(self)
 
     @abstractmethod
     def to_json(self) -> str:
@@ -104,6 +107,17 @@ class Tokenizer(ABC):
         """
         self.check(tokens)
         return [int(token) for token in tokens if token < self.vocab_size]
+
+
+class _TokenDecoder(Decoder):
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def push(self, token: int) -> str:
+        return self.tokenizer.decode([token])
+
+    def finish(self) -> str:
+        return ""
 
 
 class ByteTokenizer(Tokenizer):
@@ -200,24 +214,9 @@ class CharacterTokenizer(Tokenizer):
         """The characters that have these numbers."""
         return "".join(self.characters[token] for token in self.with_text(tokens))
 
-    def decoder(self) -> Decoder:
-        """A decoder that holds nothing back."""
-        return _CharacterDecoder(self)
-
     def to_json(self) -> str:
         """Its type and its characters in order."""
         return json.dumps({"type": CHARACTER, "characters": self.characters})
-
-
-class _CharacterDecoder(Decoder):
-    def __init__(self, tokenizer: CharacterTokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    def push(self, token: int) -> str:
-        return self.tokenizer.decode([token])
-
-    def finish(self) -> str:
-        return ""
 
 
 def utf8(text: str) -> bytes:

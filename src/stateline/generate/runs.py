@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from stateline.data import ByteTokenizer, Decoder, Tokenizer, load_tokenizer
+from stateline.data import ByteTokenizer, Tokenizer, load_tokenizer
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
 from stateline.files import user_path
@@ -165,10 +165,6 @@ class NumberTokenizer(Tokenizer):
         """Write numbers, each followed by a space."""
         return "".join(f"{token} " for token in tokens)
 
-    def decoder(self) -> Decoder:
-        """A decoder that holds nothing back."""
-        return _NumberDecoder()
-
     def to_json(self) -> str:
         """The number of tokens, as JSON."""
         return json.dumps({"type": "stateline-number", "vocab_size": self.vocab_size})
@@ -177,14 +173,6 @@ class NumberTokenizer(Tokenizer):
 def _is_number(word: str) -> bool:
     """True if a word is a number below 2**63, in decimal digits."""
     return word.isdecimal() and len(word) < 20 and int(word) < 2**63
-
-
-class _NumberDecoder(Decoder):
-    def push(self, token: int) -> str:
-        return f"{token} "
-
-    def finish(self) -> str:
-        return ""
 
 
 def _is_checkpoint(folder: Path) -> bool:
