@@ -16,6 +16,7 @@ from stateline.layers.state import leaves_of, nbytes
 from stateline.layers.stored_state import widened
 
 StateT = TypeVar("StateT")
+KindT = TypeVar("KindT")
 
 _VERY_LONG = 1 << 40
 """Length in tokens at which only a growing state exceeds one byte per token."""
@@ -294,6 +295,27 @@ def require_causal(layer: AnyLayer, user: str) -> None:
 def row_inputs(layer: AnyLayer, x: Tensor, lengths: Tensor | None) -> tuple[Any, ...]:
     """Arguments of ``forward``: the lengths of the rows are for layers that are not causal."""
     return (x,) if layer.causal else (x, lengths)
+
+
+def accumulates(*fields: str) -> Callable[[type[KindT]], type[KindT]]:
+    """Class decorator of a state's named tuple: rounding errors accumulate in these fields.
+
+    It adds the static method ``accumulators``, see :data:`stateline.layers.state.State`.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> @accumulates("mean")
+        ... class MovingAverageState(NamedTuple):
+        ...     mean: Tensor
+        >>> MovingAverageState.accumulators()
+        ('mean',)
+    """
+
+    def mark(kind: Any) -> Any:
+        kind.accumulators = staticmethod(lambda: fields)
+        return kind
+
+    return mark
 
 
 def zeros(weight: Tensor, *shape: int) -> Tensor:

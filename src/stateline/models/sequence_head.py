@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers import NORMS, SequenceLayer
+from stateline.layers.base import accumulates
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
 from stateline.layers.state import shown
@@ -88,17 +89,13 @@ class RegressorConfig(HeadConfig):
     n_values: int = 1
 
 
+@accumulates("total")
 class HeadState(NamedTuple):
     """Number of positions read, their sum (empty unless pooled by mean), and the layers' states."""
 
     position: Int[Tensor, " batch"]
     total: Float[Tensor, "batch width"]
     layers: tuple[Any, ...]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """Names of the fields in which rounding errors add up."""
-        return ("total",)
 
 
 class SequenceHead(SequenceLayer[HeadState]):

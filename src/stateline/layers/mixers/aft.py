@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
@@ -34,6 +34,7 @@ class Weighted(NamedTuple):
         return Weighted(level, kept[0] + kept[1])
 
 
+@accumulates("level", "sums", "keys", "values")  # keys are exponents
 class AFTState(NamedTuple):
     """The latest keys and values, and sums over all before them, as in :class:`Weighted`."""
 
@@ -41,11 +42,6 @@ class AFTState(NamedTuple):
     sums: Float[Tensor, "batch d_model 2"]
     keys: Float[Tensor, "batch past d_model"]
     values: Float[Tensor, "batch past d_model"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The sums accumulate rounding errors, and keys are exponents."""
-        return ("level", "sums", "keys", "values")
 
 
 class AFT(SequenceLayer[AFTState]):

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.context import Context
 from stateline.layers.keywords import check_choice, check_counts, keywords_from
 from stateline.layers.linear import Linear
@@ -25,6 +25,7 @@ Gate = Literal["fixed", "lstm"]
 Update = Literal["skip", "dual", "single"]
 
 
+@accumulates("vectors")
 class BlockRecurrentState(NamedTuple):
     """Keys and values of the last two blocks, number of tokens, and the state vectors."""
 
@@ -32,11 +33,6 @@ class BlockRecurrentState(NamedTuple):
     v: Float[Tensor, "batch slot head d_head"]
     length: Int[Tensor, " batch"]
     vectors: Float[Tensor, "batch vector d_model"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """Each block adds to the state vectors."""
-        return ("vectors",)
 
 
 class GatedUpdate(nn.Module):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents
 from stateline.layers.keywords import keywords_from
@@ -42,15 +42,11 @@ _DECAYS: Mapping[RealTransform, tuple[Callable[[Tensor], Tensor], float]] = {
 """How the decay -Re A follows from its parameter, and the parameter that gives a decay of 1/2."""
 
 
+@accumulates("h")
 class DiagonalSSMState(NamedTuple):
     """Complex modes of every channel, as planes."""
 
     h: Float[Tensor, "*batch channel mode 2"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The modes accumulate rounding errors."""
-        return ("h",)
 
 
 class Operators(NamedTuple):

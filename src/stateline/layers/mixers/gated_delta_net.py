@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.derived import derived
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
@@ -28,16 +28,12 @@ from stateline.ops import (
 from stateline.ops.gated_delta_rule import CHUNK
 
 
+@accumulates("s")
 class GatedDeltaNetState(NamedTuple):
     """State of the convolution, and the matrix of every head."""
 
     conv: FiniteFilterState
     s: Float[Tensor, "batch head d_key d_value"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The matrices accumulate rounding errors."""
-        return ("s",)
 
 
 class GatedDeltaNet(ConvolvedRecurrence):

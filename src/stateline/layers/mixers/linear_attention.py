@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_choice
 from stateline.layers.linear import Linear
@@ -33,15 +33,11 @@ EPS = 1e-6
 """Added to the normaliser, which is zero if all features are."""
 
 
+@accumulates("s")
 class LinearAttentionState(NamedTuple):
     """Sum of products of keys and values; for a normaliser, a last value that is always one."""
 
     s: Float[Tensor, "batch head feature d_value"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The sum accumulates rounding errors."""
-        return ("s",)
 
 
 class LinearAttention(SequenceLayer[LinearAttentionState]):

@@ -6,22 +6,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import check_counts
 from stateline.ops import LSTMCell, LSTMWeights, lstm
 
 
+@accumulates("h", "c")
 class LSTMState(NamedTuple):
     """Output and cell of each layer."""
 
     h: Float[Tensor, "batch n_layers d_model"]
     c: Float[Tensor, "batch n_layers d_model"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """Both accumulate rounding errors."""
-        return ("h", "c")
 
 
 class LSTM(SequenceLayer[LSTMState]):

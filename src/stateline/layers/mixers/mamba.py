@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import zeros
+from stateline.layers.base import accumulates, zeros
 from stateline.layers.derived import derived
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.convolved import ConvolvedRecurrence
@@ -25,16 +25,12 @@ from stateline.ops import (
 )
 
 
+@accumulates("h")
 class MambaState(NamedTuple):
     """State of the convolution, and of the state space model of every channel."""
 
     conv: FiniteFilterState
     h: Float[Tensor, "batch d_inner d_state"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The state of the state space models accumulates rounding errors."""
-        return ("h",)
 
 
 class Mamba(ConvolvedRecurrence):

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import zeros
+from stateline.layers.base import accumulates, zeros
 from stateline.layers.derived import derived
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import scaled_linear
@@ -27,16 +27,12 @@ from stateline.ops import (
 from stateline.ops.linear_attention import CHUNK
 
 
+@accumulates("h")
 class Mamba2State(NamedTuple):
     """State of the convolution, and of the state space model of every head."""
 
     conv: FiniteFilterState
     h: Float[Tensor, "batch head d_state d_head"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The state of the state space models accumulates rounding errors."""
-        return ("h",)
 
 
 def default_head(inner: int) -> int:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.mamba2 import default_head
@@ -19,6 +19,7 @@ from stateline.ops import LinearSignals, linear_attention
 from stateline.ops.linear_attention import CHUNK
 
 
+@accumulates("h", "angle")
 class Mamba3State(NamedTuple):
     """Matrix and angles of every head, and the latest key and value, which the next token joins."""
 
@@ -26,11 +27,6 @@ class Mamba3State(NamedTuple):
     angle: Float[Tensor, "batch head pair"]
     key: Float[Tensor, "batch head rank d_state"]
     value: Float[Tensor, "batch head d_head"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The matrices and the angles accumulate rounding errors."""
-        return ("h", "angle")
 
 
 class Mamba3(SequenceLayer[Mamba3State]):

@@ -9,13 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
 from stateline.layers.mixers.heads import check_normalised
 
 
+@accumulates("s", "m")
 class MLSTMState(NamedTuple):
     """Sum of products of keys and values, the last of which is one, and the logarithm of its scale.
 
@@ -24,11 +25,6 @@ class MLSTMState(NamedTuple):
 
     s: Float[Tensor, "batch head d_key d_value"]
     m: Float[Tensor, "batch head"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """Both accumulate rounding errors."""
-        return ("s", "m")
 
 
 class MLSTM(DecayingAttention):

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import records
+from stateline.layers.base import accumulates, records
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents, count_positions
 from stateline.layers.linear import Linear
@@ -16,16 +16,12 @@ from stateline.layers.mixers.decaying_attention import DecayingAttention, expand
 from stateline.layers.mixers.heads import Rotary
 
 
+@accumulates("s")
 class RetentionState(NamedTuple):
     """Decayed sum of products of keys and values, and the number of tokens, for the rotation."""
 
     s: Float[Tensor, "batch head d_key d_value"]
     length: Int[Tensor, " batch"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The sum accumulates rounding errors."""
-        return ("s",)
 
 
 class Retention(DecayingAttention):

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents, count_positions, mask_of
 from stateline.layers.linear import Linear
@@ -29,17 +29,13 @@ _SLOWEST = 1e-20
 """Smallest rate -log a: inputs are divided and multiplied by it, which must not overflow."""
 
 
+@accumulates("h")
 class RGLRUState(NamedTuple):
     """States of the convolution and of every channel, and the number of tokens so far."""
 
     conv: FiniteFilterState
     h: Float[Tensor, "batch d_inner"]
     length: Int[Tensor, " batch"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The states of the channels accumulate rounding errors."""
-        return ("h",)
 
 
 class RGLRU(SequenceLayer[RGLRUState]):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
@@ -30,16 +30,12 @@ Values = Callable[[Tensor, Tensor], Tensor]
 """Function of the input of the values and of the layer's values; it returns the values to use."""
 
 
+@accumulates("s")
 class RWKV7State(NamedTuple):
     """The last input, and the matrix of every head."""
 
     x: Float[Tensor, "batch d_model"]
     s: Float[Tensor, "batch head d_head d_head"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The matrices accumulate rounding errors."""
-        return ("s",)
 
 
 class RWKV7(SequenceLayer[RWKV7State]):

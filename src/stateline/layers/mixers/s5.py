@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.derived import derived
 from stateline.layers.keywords import check_counts, keywords_from
 from stateline.layers.mixers.ssm_layer import SSMLayer
@@ -21,15 +21,11 @@ from stateline.ops.planes import multiply
 from stateline.ops.scan import scan_flops
 
 
+@accumulates("h")
 class S5State(NamedTuple):
     """Modes that all channels share."""
 
     h: Float[Tensor, "batch mode 2"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The modes, since their rounding accumulates."""
-        return ("h",)
 
 
 @keywords_from(S5Settings)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer
+from stateline.layers.base import SequenceLayer, accumulates
 from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.heads import check_normalised
@@ -17,6 +17,7 @@ from stateline.ops import SLSTMCell, slstm
 from stateline.ops.slstm import empty_cell
 
 
+@accumulates("h", "c", "n", "m")
 class SLSTMState(NamedTuple):
     """State of the convolution; outputs, sums and their scale."""
 
@@ -25,11 +26,6 @@ class SLSTMState(NamedTuple):
     c: Float[Tensor, "batch head d_head"]
     n: Float[Tensor, "batch head d_head"]
     m: Float[Tensor, "batch head d_head"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """All but the convolution accumulate rounding errors."""
-        return ("h", "c", "n", "m")
 
 
 class SLSTM(SequenceLayer[SLSTMState]):
