@@ -19,7 +19,8 @@ named by the same grammar: ``copying(max_len=15)``.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from stateline.errors import InputError
@@ -92,6 +93,17 @@ def canonical_pattern(text: str) -> str:
         '(h3*3 attention(rate=0.001))*4 s4d*2'
     """
     return format_pattern(parse_pattern(text))
+
+
+def runs(names: Sequence[str]) -> str:
+    """A pattern of layers in order.
+
+    Example:
+        >>> runs(["attention", "attention", "sliding_attention"])
+        'attention*2 sliding_attention'
+    """
+    groups = ((name, len(list(group))) for name, group in groupby(names))
+    return " ".join(name if n == 1 else f"{name}*{n}" for name, n in groups)
 
 
 class _Parser:

@@ -2,12 +2,11 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from itertools import groupby
 from typing import Any
 
 from stateline.errors import unknown_name
 from stateline.models.config import PRESET_NAME, ModelConfig
-from stateline.models.pattern import Value
+from stateline.models.pattern import Value, runs
 
 
 def _h3(
@@ -17,16 +16,12 @@ def _h3(
 
     The vocabulary is GPT-2's, padded to a multiple of 8.
     """
-    names = ("attention" if layer in attention else "h3" for layer in range(n_layers))
-    runs = ((name, len(list(run))) for name, run in groupby(names))
+    names = ["attention" if layer in attention else "h3" for layer in range(n_layers)]
     keywords: dict[str, Value] = {"n_heads": n_heads, "bias": True}
     if rotary:
         keywords |= {"position": "rope", "rotary_fraction": 0.5}
     return ModelConfig(
-        " ".join(name if count == 1 else f"{name}*{count}" for name, count in runs),
-        vocab_size=50_264,
-        d_model=d_model,
-        layers={"attention": keywords},
+        runs(names), vocab_size=50_264, d_model=d_model, layers={"attention": keywords}
     )
 
 

@@ -4,7 +4,6 @@ import re
 from ast import literal_eval
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from stateline.errors import InputError
@@ -13,24 +12,13 @@ from stateline.models.build import MAX_LAYERS
 from stateline.models.config import ModelConfig
 from stateline.models.convert.parts import Layer, Names, first_keywords, groups
 from stateline.models.convert.weights import count, flag, number, section
-from stateline.models.pattern import Value
+from stateline.models.pattern import Value, runs
 
 Settings = Mapping[str, Any]
 
 FULL = {"full_attention": "attention", "attention": "attention", "global": "attention"}
 """Words for attention to all positions in lists of layer types."""
 SLIDING = {**FULL, "sliding_attention": "sliding_attention"}
-
-
-def runs(names: Sequence[str]) -> str:
-    """A pattern of layers in order.
-
-    Example:
-        >>> runs(["attention", "attention", "sliding_attention"])
-        'attention*2 sliding_attention'
-    """
-    groups = ((name, len(list(group))) for name, group in groupby(names))
-    return " ".join(name if n == 1 else f"{name}*{n}" for name, n in groups)
 
 
 def layer_count(settings: Settings, name: str = "num_hidden_layers") -> int:

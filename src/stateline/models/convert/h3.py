@@ -12,10 +12,10 @@ from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.convert.converter import Converter, Shapes
 from stateline.models.convert.decoder_parts import decoder_parts
-from stateline.models.convert.fields import Settings, runs
+from stateline.models.convert.fields import Settings
 from stateline.models.convert.parts import Change, Layer, Names, Part, groups
 from stateline.models.convert.weights import count, number
-from stateline.models.pattern import Value
+from stateline.models.pattern import Value, runs
 
 HeadOrder = Literal["fused", "pytorch"]
 """The two paths of the official code: ``fused`` orders the heads as the paper does, the slow

@@ -246,13 +246,8 @@ class Layer(NamedTuple):
     keywords: Mapping[str, Any]
 
 
-def flat_layers(config: ModelConfig) -> list[Layer]:
-    """All layers in order, each feed-forward too; InputError for wrappers."""
-    return expanded(parse_pattern(config.pattern), config)
-
-
 def expanded(items: Sequence[Item], config: ModelConfig) -> list[Layer]:
-    """All layers of a part of a pattern; InputError for wrappers."""
+    """All layers of a part of a pattern, each feed-forward too; InputError for wrappers."""
     return [layer for item in items for layer in _expand(item, config)]
 
 
@@ -320,7 +315,7 @@ def inner_width(keywords: Mapping[str, Any], config: ModelConfig) -> int:
 
 def groups(config: ModelConfig, names: Names) -> list[tuple[Layer, ...]]:
     """The layers by blocks of the format: a mixer and its feed-forward, or one; else InputError."""
-    found, size = flat_layers(config), len(names.norms)
+    found, size = expanded(parse_pattern(config.pattern), config), len(names.norms)
     blocks = [tuple(found[at : at + size]) for at in range(0, len(found), size)]
     ends = {"feed_forward", "moe"} if names.experts else {"feed_forward"}
     fits = config.block in names.blocks and config.norm != "none" and not config.head_bias

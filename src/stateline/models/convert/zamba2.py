@@ -12,7 +12,7 @@ from stateline.models.convert.decoder_parts import layer_parts
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written
 from stateline.models.convert.parts import Layer, Names, Part, Place, expanded, layer_of
 from stateline.models.convert.weights import count, flag
-from stateline.models.pattern import parse_pattern
+from stateline.models.pattern import parse_pattern, runs
 
 _KIND = "shared_transformer"
 NAMES = Names(
@@ -55,7 +55,7 @@ def _read(draft: Draft) -> None:
         raise InputError(f"rotary positions with {sorted(unknown)[0]} are not supported here")
     shared |= {**rope, "first": hybrid[0], "blocks": min(shared["blocks"], len(starts))}
     edges = sorted({0, *starts, len(hybrid)})
-    parts = (fields.runs(["mamba2"] * (end - start)) for start, end in pairwise(edges))
+    parts = (runs(["mamba2"] * (end - start)) for start, end in pairwise(edges))
     draft.put("pattern", f"{_KIND}({', '.join(parts)})")
 
 
