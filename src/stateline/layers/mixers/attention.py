@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ from stateline.layers.documents import Documents
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear, scaled_linear
-from stateline.layers.mixers.heads import HeadSettings, appended, scaled
+from stateline.layers.mixers.heads import HeadSettings, appended, joined, scaled
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import (
     AttentionCache,
@@ -45,16 +44,8 @@ class AttentionState(NamedTuple):
     @staticmethod
     def cat(states: Sequence["AttentionState"]) -> "AttentionState":
         """Join rows of different lengths; shorter rows get free slots."""
-        slots = max(state.k.shape[1] for state in states)
-
-        def join(tensors: Sequence[Tensor]) -> Tensor:
-            return torch.cat([F.pad(t, (0, 0, 0, 0, 0, slots - t.shape[1])) for t in tensors])
-
-        return AttentionState(
-            join([state.k for state in states]),
-            join([state.v for state in states]),
-            torch.cat([state.length for state in states]),
-        )
+        k, v, length = zip(*states, strict=True)
+        return AttentionState(joined(k), joined(v), torch.cat(length))
 
     @staticmethod
     def trim(state: "AttentionState") -> "AttentionState":
@@ -173,8 +164,9 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         positions = state.length[:, None] + torch.arange(length, device=x.device)
         q, k, v, gate = self._project(x, positions)
         keys, values = (appended(*pair, state.length) for pair in ((state.k, k), (state.v, v)))
-        after = AttentionState(keys, values, state.length + length)
-        return self._attend(q, after.k, after.v, gate, state.length), after
+        mask = AttentionMask(state.length, *self.scheme())
+        y = self._merge(attention(q, keys, values, mask, self.dropout.rate), gate)
+        return y, AttentionState(keys, values, state.length + length)
 
     def _step_(self, x: Tensor, state: AttentionState) -> Tensor:
         q, k, v, gate = self._project(x)
@@ -279,13 +271,6 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
             bias = torch.zeros(self.n_heads, len(distance), device=distance.device)
             return bias.masked_fill(distance >= windows[:, None], float("-inf"))
         return None
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, start: Tensor | None = None
-    ) -> Tensor:
-        """Attend to slots; ``start`` is the position of each row's first query, by default 0."""
-        mask = AttentionMask(start, *self.scheme())
-        return self._merge(attention(q, k, v, mask, self.dropout.rate), gate)
 
     def _merge(self, heads: Tensor, gate: Tensor | None) -> Tensor:
         """Output projection of the joined heads."""

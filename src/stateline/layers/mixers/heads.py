@@ -69,6 +69,15 @@ def appended(
     return room.scatter_(1, index, new)
 
 
+def joined(
+    caches: Sequence[Float[Tensor, "batch slot *width"]],
+) -> Float[Tensor, "batch slot *width"]:
+    """The rows of caches of different lengths; shorter ones get free slots."""
+    slots = max(cache.shape[1] for cache in caches)
+    axes = (0, 0) * (caches[0].dim() - 2)
+    return torch.cat([F.pad(cache, (*axes, 0, slots - cache.shape[1])) for cache in caches])
+
+
 class Rotary(NamedTuple):
     """Rotary positions of queries and keys.
 

@@ -13,7 +13,7 @@ from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
 from stateline.layers.keywords import check_choice, check_counts
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.heads import Rotary, appended, head_sizes, scaled
+from stateline.layers.mixers.heads import Rotary, appended, head_sizes, joined, scaled
 from stateline.ops import AttentionMask, attention
 from stateline.ops.kernel_op import values_at_hand
 
@@ -27,9 +27,8 @@ class LatentAttentionState(NamedTuple):
     @staticmethod
     def cat(states: Sequence["LatentAttentionState"]) -> "LatentAttentionState":
         """Join rows of different lengths; shorter rows get free slots."""
-        slots = max(state.latent.shape[1] for state in states)
-        padded = [F.pad(s.latent, (0, 0, 0, slots - s.latent.shape[1])) for s in states]
-        return LatentAttentionState(torch.cat(padded), torch.cat([s.length for s in states]))
+        latent, length = zip(*states, strict=True)
+        return LatentAttentionState(joined(latent), torch.cat(length))
 
     @staticmethod
     def trim(state: "LatentAttentionState") -> "LatentAttentionState":
