@@ -407,4 +407,4 @@ def test_a_missing_package_is_one_line_that_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     assert main(command) == 2
-    assert f"install {extra}" in capsys.readouterr().err
+    assert f"pip install '{extra}'" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 LONGEST = 1000
 """Characters of a message; the middle of a longer one is left out."""
@@ -61,3 +63,22 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     nearest = difflib.get_close_matches(name[:LONGEST], names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return InputError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}")
+
+
+def needed(package: str, user: str, extra: str) -> Any:
+    """Import a package that not every installation has.
+
+    Args:
+        package: Its name.
+        user: What needs it, for the message.
+        extra: Name of the extra with which it is installed.
+
+    Raises:
+        InputError: If it is not installed.
+    """
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise InputError(
+            f"{user} needs the package {package}: pip install 'stateline[{extra}]'"
+        ) from error

@@ -140,7 +140,7 @@ def test_a_missing_package_is_one_line(
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     arguments = [str(source), "--out", str(tmp_path / "out"), "--tokenizer", str(tmp_path)]
     assert main(["data", *arguments]) == 2
-    assert 'pip install -e ".[hf]"' in capsys.readouterr().err
+    assert "pip install 'stateline[hf]'" in capsys.readouterr().err
 
 
 def test_the_share_that_is_really_held_out_is_told(

@@ -208,7 +208,7 @@ def test_a_missing_package_is_named(
     for name in ("encoder.json", "vocab.bpe"):
         (tmp_path / name).write_text("{}")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(InputError, match=r'pip install -e "\.\[hf\]"'):
+    with pytest.raises(InputError, match=r"pip install 'stateline\[hf\]'"):
         load_tokenizer(tmp_path if pair else bpe)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from stateline.cli.options import add_dtype, user_folder
 from stateline.cli.parser import Parser
 from stateline.devices import resolve_dtype
-from stateline.errors import InputError
+from stateline.errors import needed
 
 
 def add_arguments(parser: Parser) -> None:
@@ -28,12 +28,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     """Write the folder, and tell what is in it."""
     given = parser.parse_args(arguments)
     user_folder(given.run)
-    try:
-        import transformers
-    except ImportError as error:
-        raise InputError(
-            "stateline export needs the package transformers: install stateline[hf]"
-        ) from error
+    transformers = needed("transformers", "stateline export", "hf")
     from stateline.hf import export
 
     transformers.utils.logging.disable_progress_bar()

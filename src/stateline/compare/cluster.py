@@ -20,7 +20,7 @@ from stateline.compare.engine import Running
 from stateline.compare.news import News
 from stateline.compare.own_code import OwnCode, code_for_nodes, from_node, run_on_node
 from stateline.compare.storage import Mirror
-from stateline.errors import InputError, reason
+from stateline.errors import InputError, needed, reason
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
 from stateline.runs.train import run_job
@@ -169,10 +169,7 @@ def _connect(address: str | None, opened: ExitStack) -> Any:
     """Ray, connected; what is started here is stopped when ``opened`` ends."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     wait_passively()  # for nodes that are started here
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError("the engine ray needs Ray: pip install 'stateline[ray]'") from error
+    ray = needed("ray", "the engine ray", "ray")
     if ray.is_initialized():
         return ray
     options: dict[str, Any] = {"address": address}

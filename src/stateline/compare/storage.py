@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stateline.compare.news import News
-from stateline.errors import InputError, reason
+from stateline.errors import InputError, needed, reason
 from stateline.runs.folder import RESULT, RESULTS
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
@@ -29,15 +29,10 @@ class Mirror(News):
     """
 
     def __init__(self, url: str, folder: Path) -> None:
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError as error:
-            raise InputError(
-                f"{url} needs fsspec: pip install 'stateline[ray]', or give a local folder"
-            ) from error
+        fsspec = needed("fsspec", f"{url}, which is no local folder,", "ray")
         self.url, self.folder = url, folder
         with self._explained():
-            self.storage, self.root = url_to_fs(url)
+            self.storage, self.root = fsspec.core.url_to_fs(url)
         self._same: dict[str, tuple[int, int]] = {}
 
     def planned(self, jobs: int, done: int) -> None:  # noqa: ARG002

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from stateline.data.documents import field_of_row, row_of_line
 from stateline.data.load import load_tokenizer
 from stateline.data.token_text import TokenText
-from stateline.errors import InputError
+from stateline.errors import InputError, needed
 from stateline.files import regular_file, user_path
 
 CHAT = "messages"
@@ -133,10 +133,7 @@ class ExampleReader:
     @cached_property
     def _chat_tokenizer(self) -> Any:
         """The tokenizer of transformers, which has the chat template."""
-        try:
-            import transformers
-        except ImportError as error:
-            raise InputError('chats need transformers: pip install "stateline[hf]"') from error
+        transformers = needed("transformers", "the template of chats", "hf")
         try:
             return transformers.AutoTokenizer.from_pretrained(self._source, local_files_only=True)
         except Exception as error:  # transformers raises many types

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from stateline.data.tokenizer import FILE, Decoder, Tokenizer
-from stateline.errors import InputError
+from stateline.errors import InputError, needed
 
 _VOCABULARY, _MERGES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
 END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
@@ -175,10 +175,4 @@ def load_pair(folder: Path) -> HuggingFaceTokenizer:
 
 
 def _package() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise InputError(
-            'this tokenizer needs the package tokenizers: pip install -e ".[hf]"'
-        ) from error
-    return tokenizers
+    return needed("tokenizers", "this tokenizer", "hf")

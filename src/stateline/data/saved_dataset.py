@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stateline.data.documents import Document, field_of_row
-from stateline.errors import InputError
+from stateline.errors import InputError, needed
 
 _ONE, _SEVERAL = "state.json", "dataset_dict.json"
 
@@ -70,12 +70,7 @@ def _row(folder: str, number: int) -> Any:
 
 @lru_cache(maxsize=4)
 def _open(folder: str) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise InputError(
-            f"the data set {folder} needs the package datasets: pip install 'stateline[data]'"
-        ) from error
+    datasets = needed("datasets", f"the data set {folder}", "data")
     try:
         return datasets.load_from_disk(folder)
     except Exception as error:  # its readers raise many types

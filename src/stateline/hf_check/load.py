@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stateline.errors import InputError
+from stateline.errors import InputError, needed
 from stateline.files import user_path
 
 HUGGING_FACE = "hf:"
@@ -19,12 +19,7 @@ def transformers_package() -> Any:
     Raises:
         InputError: If it is not installed.
     """
-    try:
-        package: Any = import_module("transformers")
-    except ImportError as error:
-        raise InputError(
-            "this needs the package transformers: pip install 'stateline[hf]'"
-        ) from error
+    package = needed("transformers", "this", "hf")
     package.utils.logging.set_verbosity_error()
     package.utils.logging.disable_progress_bar()
     return package

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stateline.data import Tokenizer
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, needed, unknown_name
 from stateline.evaluate.harness.tasks import LOCAL_TASKS, task_settings
 from stateline.models.language_model import LanguageModel
 
@@ -36,12 +36,7 @@ class Metric(NamedTuple):
 
 def check_installed() -> None:
     """Raise InputError if lm-evaluation-harness is missing."""
-    try:
-        import lm_eval  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "tasks need the package lm-eval (lm-evaluation-harness): install stateline[eval]"
-        ) from error
+    needed("lm_eval", "evaluating on tasks", "eval")
 
 
 def run_suite(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from stateline.errors import InputError
+from stateline.errors import needed
 from stateline.tasks.base import generator, train_settings
 from stateline.tasks.objective import Classes, Objective
 from stateline.tasks.rows import Rows, RowsTask, in_frames
@@ -80,12 +80,9 @@ def _read_metadata(folder: Path) -> list[tuple[Path, int]]:
 
 def read_grey(path: Path) -> UInt8[np.ndarray, "rows columns"]:
     """The pixels of a PNG image in grey; anything else is refused."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise InputError(
-            "reading images needs Pillow: install it with pip install 'stateline[images]'"
-        ) from error
+    needed("PIL", "reading images", "images")
+    from PIL import Image
+
     with Image.open(path, formats=["PNG"]) as image:
         if image.mode != "L" or image.width * image.height > LARGEST:
             raise ValueError(

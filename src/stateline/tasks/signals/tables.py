@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stateline.errors import InputError
+from stateline.errors import needed
 from stateline.workers import memory_bytes
 
 SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
@@ -63,12 +63,9 @@ def _read_csv(path: Path) -> Columns:
 
 
 def _read_parquet(path: Path) -> Columns:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise InputError(
-            "reading Parquet needs pyarrow: install it with pip install 'stateline[data]'"
-        ) from error
+    needed("pyarrow", "reading Parquet", "data")
+    from pyarrow import ArrowException, parquet
+
     try:
         with parquet.ParquetFile(path) as file:
             chunks = _chunks(file.metadata)
