@@ -1,7 +1,7 @@
 """Errors that the user can fix, in one line each."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib import import_module
 from typing import Any
 
@@ -63,6 +63,16 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     nearest = difflib.get_close_matches(name[:LONGEST], names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return InputError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}")
+
+
+def check_choice(kind: str, name: str, choices: Collection[str]) -> None:
+    """Refuse a name that is not among the choices.
+
+    Raises:
+        InputError: If it is not; see :func:`unknown_name`.
+    """
+    if name not in choices:
+        raise unknown_name(kind, name, choices)
 
 
 def needed(package: str, user: str, extra: str) -> Any:

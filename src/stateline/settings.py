@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Container, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 
 T = TypeVar("T")
 
@@ -38,8 +38,7 @@ def construct(
     hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
     values = dict(keywords)
     for key, value in keywords.items():
-        if key not in settable:
-            raise unknown_name(f"keyword of {kind} {name!r}", key, settable)
+        check_choice(f"keyword of {kind} {name!r}", key, settable)
         hint = hints.get(key, object)
         if value is None and not _fits(None, hint) and _fits("none", hint):
             values[key] = "none"
@@ -92,8 +91,7 @@ def check_keywords(
     """
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in without}
     for name, value in given.items():
-        if name not in hints:
-            raise unknown_name(f"setting of {owner}", name, hints)
+        check_choice(f"setting of {owner}", name, hints)
         _check_type(owner, name, value, hints[name])
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stateline.bench import fla_naive, peers_hf
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.layers import Stack
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
@@ -195,8 +195,7 @@ def find_models(
         InputError: If a project has none, or cannot be imported.
     """
     for name in names:
-        if name not in PEER_MODELS:
-            raise unknown_name("peer with a language model", name, PEER_MODELS)
+        check_choice("peer with a language model", name, PEER_MODELS)
     models = [_imported(name, PEER_MODELS[name], d_model, vocab_size, place) for name in names]
     return {model.title: model for model in models}
 
@@ -209,8 +208,7 @@ def find_trained(names: Sequence[str], patterns: Sequence[str]) -> dict[str, Bui
     """
     found = {}
     for name, folder in map(_named, names):
-        if name not in PEER_UPDATES:
-            raise unknown_name("peer with a transformer to train", name, PEER_UPDATES)
+        check_choice("peer with a transformer to train", name, PEER_UPDATES)
         if not any(map(is_transformer, patterns)):
             raise InputError(f"{name!r} is a transformer: add attention*2 to --patterns")
         found[name] = _imported(name, PEER_UPDATES[name], folder)
@@ -235,8 +233,7 @@ def find_peers(names: Sequence[str], patterns: Sequence[str]) -> dict[str, dict[
     wanted = set(map(layer_of, patterns))
     found: dict[str, dict[str, Build]] = {}
     for name, folder in map(_named, names):
-        if name not in PEERS:
-            raise unknown_name("peer", name, PEERS)
+        check_choice("peer", name, PEERS)
         layers = _imported(name, PEERS[name], folder)
         if wanted.isdisjoint(layers):
             raise InputError(

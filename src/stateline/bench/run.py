@@ -17,7 +17,7 @@ from stateline.bench.record import Benchmark, Figure
 from stateline.bench.suites import Settings, bench_layers, bench_train
 from stateline.bench.timing import use_threads, watch_load
 from stateline.devices import resolve_device
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.models.presets import configure
 from stateline.ops import OPS
 from stateline.train.environment import environment
@@ -38,8 +38,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
         ("backend", given.backends, {"auto"}.union(*(op.backends for op in OPS.values()))),
     ):
         for name in names or ():
-            if name not in known:
-                raise unknown_name(kind, name, known)
+            check_choice(kind, name, known)
     sizes = (given.tokens, given.rows or 1, given.d_model, given.threads)
     if min(*given.lengths, *given.batches, *sizes) < 1:
         raise InputError("lengths, batches, tokens, rows, d_model and threads must be at least 1")

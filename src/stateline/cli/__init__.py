@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from stateline.allocator import keep_freed_memory
 from stateline.cli.console import drop_unwritten, lasting_output
 from stateline.cli.parser import Parser, add_import_option, take_imports
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.plugins import import_code
 from stateline.workers import wait_passively
 
@@ -118,8 +118,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(completion(COMMANDS, lambda name: _command(name)[1]), end="")
         return 0
-    if name not in COMMANDS:
-        raise unknown_name("command", name, COMMANDS)
+    check_choice("command", name, COMMANDS)
     for spec in specs:
         import_code(spec)
     command, parser = _command(name)

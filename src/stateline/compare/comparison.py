@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from stateline.compare.recipe import Recipe, read_models
 from stateline.compare.seeds import Wanted
 from stateline.compare.sizes import Size, Sized, choose_widths
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.models.pattern import MAX_REPEAT, format_pattern, parse_pattern
 from stateline.runs.initial import weights_hash
 from stateline.runs.job import Job
@@ -238,6 +238,5 @@ def _training(
     chosen = {name: value for name, value in chosen.items() if value is not None}
     settings = {**task.training, **model.train, **comparison.train, **chosen, **given}
     for name in settings:
-        if name not in _TRAINING:
-            raise unknown_name("training setting", name, _TRAINING)
+        check_choice("training setting", name, _TRAINING)
     return TrainConfig(**settings)

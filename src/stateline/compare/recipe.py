@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.files import read_yaml
 from stateline.generate.runs import find_model, read_model_config
 from stateline.models.checkpoint import CONFIG
@@ -95,8 +95,7 @@ def read_recipe(path: str | Path, name: str = "") -> tuple[Recipe, str | None]:
     for spec in given.pop("import", ()):
         import_code(spec)
     for key, value in given.items():
-        if key not in _OF_A_RECIPE:
-            raise unknown_name(f"setting in {where}", key, _OF_A_RECIPE)
+        check_choice(f"setting in {where}", key, _OF_A_RECIPE)
         kind, words = (dict, "a mapping") if key in ("model", "train") else (str, "text")
         if not isinstance(value, kind):
             raise InputError(f"{key} in {where} must be {words}, got {value!r:.40}")

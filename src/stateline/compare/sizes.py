@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from stateline.compare.recipe import Recipe
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.layers import LAYERS
 from stateline.models.config import ModelConfig, feed_forward_of
 from stateline.models.pattern import Item, parse_pattern
@@ -106,8 +106,7 @@ def _config(model: Recipe, task: Task, size: Size, options: Mapping[str, Any]) -
     """The configuration of a model for a task, at the model's own width if it has one."""
     settings = {**model.model, **options}
     for name in settings:
-        if name not in _SETTINGS:
-            raise unknown_name("model setting", name, _SETTINGS)
+        check_choice("model setting", name, _SETTINGS)
     config = task.model_config(model.pattern, settings)
     if not model.init:
         return config

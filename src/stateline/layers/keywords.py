@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, get_type_hints
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError
 
 LayerT = TypeVar("LayerT")
 
@@ -60,16 +60,6 @@ def check_counts(**counts: int) -> None:
     if min(counts.values()) < 1:
         shown = [f"{name}={count}" for name, count in counts.items()]
         raise InputError(f"{_listed([*counts])} must be at least 1, got {_listed(shown)}")
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse a name that is not among the choices.
-
-    Raises:
-        InputError: If it is not.
-    """
-    if value not in choices:
-        raise unknown_name(name, value, choices)
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.files import parse_json_object
 from stateline.models.pattern import Value, canonical_pattern
 from stateline.settings import check_settings
@@ -196,8 +196,7 @@ class ModelConfig:
             values = {k: v for k, v in values.items() if k not in TRANSFORMERS_SETTINGS}
         parameters = inspect.signature(cls).parameters
         for name in values:
-            if name not in parameters:
-                raise unknown_name("model setting", name, parameters)
+            check_choice("model setting", name, parameters)
         required = {p.name for p in parameters.values() if p.default is p.empty}
         if missing := required - set(values):
             raise InputError(f"the model configuration lacks {', '.join(sorted(missing))}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice, unknown_name
 from stateline.ops.op import OPS, Candidate, Op, log
 
 P = ParamSpec("P")
@@ -186,10 +186,8 @@ def _resolve(
         known = {backend for op in OPS.values() for backend in op.backends} | {"auto"}
         raise unknown_name("backend", str(name), known)
     for op, own in ops.items():
-        if op not in OPS:
-            raise unknown_name("op", op, OPS)
-        if own not in (*OPS[op].backends, "auto"):
-            raise unknown_name(f"backend of {op}", own, [*OPS[op].backends, "auto"])
+        check_choice("op", op, OPS)
+        check_choice(f"backend of {op}", own, [*OPS[op].backends, "auto"])
     return {**before, **ops} if name is None else {_OTHERS: name, **ops}
 
 

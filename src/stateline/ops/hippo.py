@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.errors import unknown_name
+from stateline.errors import check_choice
 
 Init = Literal["lin", "inv", "legs"]
 Measure = Literal["legs", "legt", "lagt"]
@@ -59,8 +59,7 @@ def hippo(measure: Measure, size: int) -> Hippo:
         Gu et al., "HiPPO", NeurIPS 2020, theorems 1 and 2; Gu et al., "Efficiently Modeling Long
         Sequences with Structured State Spaces", ICLR 2022, appendix C.1.
     """
-    if measure not in get_args(Measure):
-        raise unknown_name("measure", measure, get_args(Measure))
+    check_choice("measure", measure, get_args(Measure))
     with torch.device("cpu"):  # a spectrum cannot be computed on the meta device
         n = torch.arange(size, dtype=torch.float64)
         root = torch.sqrt(2 * n + 1)
@@ -150,8 +149,7 @@ def diagonal_frequencies(init: Init, modes: int) -> Float[Tensor, " mode"]:
         Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
         NeurIPS 2022, equations 8 and 9; HiPPO-LegS: Gu et al., NeurIPS 2020, theorem 2.
     """
-    if init not in get_args(Init):
-        raise unknown_name("init", init, get_args(Init))
+    check_choice("init", init, get_args(Init))
     with torch.device("cpu"):
         n, size = torch.arange(modes, dtype=torch.float64), 2 * modes
         if init == "lin":

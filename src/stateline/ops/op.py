@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.ops.stepping import copying, on_a_copy
 
 GROUP = "stateline.backends"
@@ -210,8 +210,7 @@ class Op:
         names = list(self._sources)
         if backend in (*names, "auto"):
             raise InputError(f"{self.name} already has a backend {backend!r}: choose another name")
-        if before not in names:
-            raise unknown_name(f"backend of {self.name}", before, names)
+        check_choice(f"backend of {self.name}", before, names)
         names.insert(names.index(before), backend)
         self._sources[backend] = source
         self._sources = {name: self._sources[name] for name in names}
@@ -257,8 +256,7 @@ def register_backend(op: str, name: str, module: object, *, before: str = "torch
         [0.0, 0.0, 0.0]
         >>> OPS["fft_conv"].remove("silent")
     """
-    if op not in OPS:
-        raise unknown_name("op", op, OPS)
+    check_choice("op", op, OPS)
     _add_installed()
     OPS[op].add(name, module, before)
 
@@ -269,8 +267,7 @@ def _add_installed() -> None:
     for entry in entry_points(group=GROUP):
         op, _, name = entry.name.partition(".")
         try:
-            if op not in OPS:
-                raise unknown_name("op", op, OPS)
+            check_choice("op", op, OPS)
             OPS[op].add(name, entry, before="torch")
         except InputError as error:
             log.warning("entry point %r of %s is ignored: %s", entry.name, GROUP, error)

@@ -27,7 +27,7 @@ import msgspec
 from msgspec import field
 from msgspec.structs import replace
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice, unknown_name
 from stateline.files import read_yaml
 
 Size = Literal["laptop", "paper"]
@@ -204,8 +204,7 @@ class Table(_Part, frozen=True, kw_only=True):
         """
         rows = {row.name: row for row in self.rows_of(size)}
         for name in names:
-            if name not in rows:
-                raise unknown_name("row", name, rows)
+            check_choice("row", name, rows)
             if names.count(name) > 1:
                 raise InputError(f"the row {name!r} is given twice: name it once")
         own = replace(self.sizes[size], rows=[rows[name] for name in names])

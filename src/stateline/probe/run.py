@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice, unknown_name
 from stateline.evaluate.harness import Metric
 from stateline.files import check_writable, regular_file, sole_writer, write_text
 from stateline.probe.load import fingerprint
@@ -70,8 +70,7 @@ class Plan(NamedTuple):
     def check(self) -> None:
         """Raise InputError if something cannot be measured."""
         for task in self.tasks:
-            if task not in PROBES:
-                raise unknown_name("probe", task, PROBES)
+            check_choice("probe", task, PROBES)
         for name in ("batches", "examples", "rows"):
             if (value := getattr(self.settings, name)) < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stateline.data import Tokenizer
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.evaluate.harness.superglue import RANKED, Question, Ranked, Row
 from stateline.files import parse_json_object, read_text, user_path
 
@@ -45,8 +45,7 @@ def task_settings(name: str, data: str | Path | None, tokenizer: Tokenizer) -> d
     Raises:
         InputError: If the task is unknown, or a file is missing or damaged.
     """
-    if name not in LOCAL_TASKS:
-        raise unknown_name("task", name, LOCAL_TASKS)
+    check_choice("task", name, LOCAL_TASKS)
     if data is None:
         raise InputError(f"{name} is read from {LOCAL_TASKS[name]}: give their folder with --data")
     folder = user_path(data, "data folder")

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from stateline.errors import check_choice
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.context import Context
-from stateline.layers.keywords import check_choice, check_counts, keywords_from
+from stateline.layers.keywords import check_counts, keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.cross_attention import (
     TokenSettings,

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError
+from stateline.errors import InputError, check_choice
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
-from stateline.layers.keywords import check_choice, check_counts, keywords_from
+from stateline.layers.keywords import check_counts, keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.cross_attention import TokenSettings, attend_by_block, attend_to_all
 from stateline.layers.mixers.diagonal_ssm import ChannelSSM, DiagonalSSM

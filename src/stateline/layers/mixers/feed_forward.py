@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.errors import InputError
+from stateline.errors import InputError, check_choice
 from stateline.layers.base import SequenceLayer
 from stateline.layers.dropout import Dropout
-from stateline.layers.keywords import check_choice, check_counts
+from stateline.layers.keywords import check_counts
 from stateline.layers.linear import scaled_linear
 from stateline.layers.plain import is_plain
 from stateline.ops import FeedForwardWeights, feed_forward

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stateline.errors import InputError
-from stateline.layers.keywords import check_choice, check_counts
+from stateline.errors import InputError, check_choice
+from stateline.layers.keywords import check_counts
 from stateline.ops import rotary as turn
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.positions import RopeScaling, frequencies, rotation

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.errors import InputError
+from stateline.errors import InputError, check_choice
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
-from stateline.layers.keywords import check_choice, check_counts
+from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, appended, head_sizes, joined, scaled
 from stateline.ops import AttentionMask, attention

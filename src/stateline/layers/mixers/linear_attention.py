@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.errors import InputError
+from stateline.errors import InputError, check_choice
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.documents import Documents, mask_of
-from stateline.layers.keywords import check_choice
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
 from stateline.ops import (

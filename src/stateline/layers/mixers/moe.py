@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from stateline.errors import InputError
-from stateline.layers.keywords import check_choice, check_counts, keywords_from
+from stateline.errors import InputError, check_choice
+from stateline.layers.keywords import check_counts, keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.feed_forward import (
     FeedForward,

@@ -5,10 +5,9 @@ from typing import get_args
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.errors import InputError
+from stateline.errors import InputError, check_choice
 from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Around
-from stateline.layers.keywords import check_choice
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.ssm_settings import Output
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from stateline.errors import InputError
-from stateline.layers.keywords import check_choice, check_counts
+from stateline.errors import InputError, check_choice
+from stateline.layers.keywords import check_counts
 from stateline.ops.discretization import DISCRETIZATIONS, Discretization
 from stateline.ops.hippo import Init
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.models.config import ModelConfig
 from stateline.models.convert.converter import Converter, Shapes
 from stateline.models.convert.decoder_parts import decoder_parts
@@ -151,8 +151,7 @@ def h3_settings(config: ModelConfig) -> dict[str, Any]:
 
 def _parts(config: ModelConfig, settings: Settings) -> list[Part]:
     order = settings.get("head_order", "fused")
-    if order not in get_args(HeadOrder):
-        raise unknown_name("head_order", order, get_args(HeadOrder))
+    check_choice("head_order", order, get_args(HeadOrder))
     if (config.feed_forward, config.norm, config.tie_embeddings) != ("gelu", "layer", True):
         raise InputError(
             "official H3 models have gelu feed-forwards, layer norms and tied embeddings, got "

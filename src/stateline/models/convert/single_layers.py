@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.models.convert.decoder_parts import h3_parts
 from stateline.models.convert.h3 import in_order_of_pytorch
 from stateline.models.convert.parts import (
@@ -77,8 +77,7 @@ def write_layer(kind: str, tensors: Tensors, like: Tensors) -> dict[str, Tensor]
 
 
 def _parts(kind: str, official: Tensors) -> list[Part]:
-    if kind not in LAYERS:
-        raise unknown_name("official layer", kind, LAYERS)
+    check_choice("official layer", kind, LAYERS)
     try:
         return LAYERS[kind](official)
     except KeyError as error:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.files import regular_file, user_path, write_folder, write_text
 from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
@@ -170,8 +170,7 @@ def write_pretrained(
             written to.
     """
     writable = [name for name, converter in CONVERTERS.items() if converter.settings]
-    if to not in ("stateline", *writable):
-        raise unknown_name("format to write", to, ["stateline", *writable])
+    check_choice("format to write", to, ["stateline", *writable])
     folder = user_path(folder, "folder for the model")
     if folder.exists():
         raise InputError(f"{folder} exists: choose another folder, or remove it")

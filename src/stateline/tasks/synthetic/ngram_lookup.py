@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError, check_choice
 from stateline.tasks.synthetic.strings import Examples, Numbers, StringTask
 
 _TRIES = 100
@@ -64,8 +64,7 @@ class NgramLookup(StringTask):
     context_len: int = 64
 
     def __post_init__(self) -> None:
-        if self.key not in ("suffix", "prefix"):
-            raise unknown_name("key", self.key, ("suffix", "prefix"))
+        check_choice("key", self.key, ("suffix", "prefix"))
         self._check_sizes(self.min_len)
         super().__post_init__()
 
