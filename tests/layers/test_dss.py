@@ -121,7 +121,7 @@ def test_the_parts_may_have_steps_of_their_own() -> None:
     [
         ({"kernel": "sofmax"}, "unknown kernel 'sofmax': did you mean 'softmax'"),
         ({"kernel": "softmax", "scale": False}, "take kernel='exp' or 'clip' for scale=False"),
-        ({"filter_len": 0}, "filter_len must be at least 1, got d_state=64, n_outputs=1"),
+        ({"filter_len": 0}, "filter_len must be at least 1, got filter_len=0"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:

@@ -50,7 +50,7 @@ def test_the_transition_has_the_optimizer_group_of_state_space_models() -> None:
 
 @pytest.mark.parametrize("options", [{"d_ssm": 0}, {"expand": 0}])
 def test_widths_must_be_positive(options: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="d_ssm and expand must be at least 1"):
+    with pytest.raises(InputError, match=f"{min(options)} must be at least 1"):
         GSS(8, **options)
 
 

@@ -59,5 +59,5 @@ def test_chunks_that_attend_to_latents_are_attention_to_keys_and_values() -> Non
 def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(InputError, match="d_rotary must be even, for pairs are rotated, got 3"):
         LatentAttention(8, d_rotary=3)
-    with pytest.raises(InputError, match="d_latent and d_rotary must be at least 1"):
+    with pytest.raises(InputError, match="d_latent must be at least 1, got d_latent=0"):
         LatentAttention(8, d_latent=0)

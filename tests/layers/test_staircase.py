@@ -300,8 +300,8 @@ def test_a_core_in_which_nothing_attends_is_refused(wrapper: type[AnyLayer]) -> 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Staircase(S4D(WIDTH), passes=0), "passes and chunk_len must be at least 1"),
-        (lambda: Staircase(S4D(WIDTH), chunk_len=0), "got passes=2 and chunk_len=0"),
+        (lambda: Staircase(S4D(WIDTH), passes=0), "passes must be at least 1, got passes=0"),
+        (lambda: Staircase(S4D(WIDTH), chunk_len=0), "chunk_len must be at least 1"),
         (lambda: CachedStaircase(attention(), passes=3, steps=2), "steps at least passes"),
         (lambda: Feedback(attention(), window=0), "window must be at least 1"),
         (lambda: Feedback(attention(), shared=True), "needs sliding_attention"),

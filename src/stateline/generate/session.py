@@ -18,11 +18,11 @@ from stateline.generate.sampling import GREEDY, Sampling, choose
 from stateline.layers import cat_states, select_rows
 from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
-from stateline.layers.keywords import check_counts
 from stateline.layers.state import State, form, leaves_of, trim
 from stateline.layers.stored_state import stored
 from stateline.models.language_model import LanguageModel, LanguageModelState
 from stateline.ops.kernel_op import values_at_hand
+from stateline.settings import at_least
 
 PREFILL_CHUNK = 1024
 """Prompt tokens that are read at a time, whose activations are in memory together."""
@@ -124,7 +124,7 @@ class Session:
         room: int = ROOM,
         state_dtype: torch.dtype | None = None,
     ) -> None:
-        check_counts(room=room)
+        at_least(1, room=room)
         with torch.inference_mode():  # as all calls of a session: FSDP gathers weights in it
             self._form = _form(template(model))
         _check_form(self._form, state)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.calls import call, call_packed, is_inside
 from stateline.layers.documents import Documents
-from stateline.layers.keywords import check_counts
 from stateline.layers.state import leaves_of, nbytes
 from stateline.layers.stored_state import widened
+from stateline.settings import at_least
 
 StateT = TypeVar("StateT")
 KindT = TypeVar("KindT")
@@ -107,7 +107,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
 
     def __init__(self, d_model: int, *, d_output: int | None = None) -> None:
         super().__init__()
-        check_counts(d_model=d_model)
+        at_least(1, d_model=d_model)
         self.d_model = d_model
         self.d_output = d_model if d_output is None else d_output
 

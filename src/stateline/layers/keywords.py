@@ -5,11 +5,9 @@ signature, where patterns, type checks and documentation read them.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar, get_type_hints
-
-from stateline.errors import InputError
 
 LayerT = TypeVar("LayerT")
 
@@ -49,18 +47,3 @@ def keywords_from(settings: type) -> Callable[[type[LayerT]], type[LayerT]]:
         return kind
 
     return publish
-
-
-def check_counts(**counts: int) -> None:
-    """Refuse counts below one.
-
-    Raises:
-        InputError: If one is; the message shows all.
-    """
-    if min(counts.values()) < 1:
-        shown = [f"{name}={count}" for name, count in counts.items()]
-        raise InputError(f"{_listed([*counts])} must be at least 1, got {_listed(shown)}")
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

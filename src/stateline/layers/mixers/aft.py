@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
+from stateline.settings import at_least
 
 _NOTHING = -1e30
 """Key of a token that is not there: its weight is zero."""
@@ -71,7 +71,7 @@ class AFT(SequenceLayer[AFTState]):
 
     def __init__(self, d_model: int, *, n_heads: int = 4, window: int = 32) -> None:
         super().__init__(d_model)
-        check_counts(window=window)
+        at_least(1, window=window)
         head_sizes(d_model, n_heads, None, None)
         self.n_heads, self.window = n_heads, window
         self.qkv = Linear(d_model, 3 * d_model)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stateline.errors import check_choice
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.context import Context
-from stateline.layers.keywords import check_counts, keywords_from
+from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.cross_attention import (
     TokenSettings,
@@ -21,6 +21,7 @@ from stateline.layers.mixers.cross_attention import (
 )
 from stateline.layers.norm import unit_length
 from stateline.ops.kernel_op import values_at_hand
+from stateline.settings import at_least
 
 Gate = Literal["fixed", "lstm"]
 Update = Literal["skip", "dual", "single"]
@@ -99,7 +100,7 @@ class BlockRecurrentSettings(TokenSettings):
     def __post_init__(self) -> None:
         check_choice("gate", self.gate, get_args(Gate))
         check_choice("update", self.update, get_args(Update))
-        check_counts(n_states=self.n_states, d_hidden=1 if self.d_hidden is None else self.d_hidden)
+        at_least(1, n_states=self.n_states, d_hidden=self.d_hidden)
 
 
 @keywords_from(BlockRecurrentSettings)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError, check_choice
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
-from stateline.layers.keywords import check_counts, keywords_from
+from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.cross_attention import TokenSettings, attend_by_block, attend_to_all
 from stateline.layers.mixers.diagonal_ssm import ChannelSSM, DiagonalSSM
@@ -21,6 +21,7 @@ from stateline.layers.mixers.s4 import S4SSM
 from stateline.layers.mixers.s5 import S5SSM
 from stateline.layers.mixers.sliding_attention import SlidingAttentionState
 from stateline.ops import LocalWindow, attention, local_attention
+from stateline.settings import at_least
 
 Variant = Literal["sh", "mh", "mf"]
 SSM = Literal["dss", "long_conv", "s4", "s4d", "s5"]
@@ -87,7 +88,7 @@ class BlockStateSettings(TokenSettings):
             raise InputError(
                 f"lift must be narrow, or full for sh and mf, got {lift=} and {variant=}"
             )
-        check_counts(d_ssm=1 if self.d_ssm is None else self.d_ssm, n_states=self.n_states)
+        at_least(1, d_ssm=self.d_ssm, n_states=self.n_states)
 
 
 @keywords_from(BlockStateSettings)

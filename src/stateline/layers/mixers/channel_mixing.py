@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.documents import Documents, mask_of
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
+from stateline.settings import at_least
 
 
 class ChannelMixingState(NamedTuple):
@@ -48,7 +48,7 @@ class ChannelMixing(SequenceLayer[ChannelMixingState]):
     def __init__(self, d_model: int, *, d_hidden: int | None = None) -> None:
         super().__init__(d_model)
         self.d_hidden = 4 * d_model if d_hidden is None else d_hidden
-        check_counts(d_hidden=self.d_hidden)
+        at_least(1, d_hidden=self.d_hidden)
         self.mix = nn.Parameter(1 - torch.linspace(0, 1, d_model))
         self.in_proj = Linear(d_model, self.d_hidden, bias=False)
         self.out_proj = Linear(self.d_hidden, d_model, bias=False)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.documents import Documents, mask_of
-from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.linear_attention import LinearAttentionState
 from stateline.ops import (
     LinearSignals,
@@ -19,6 +18,7 @@ from stateline.ops import (
     linear_attention_step_,
 )
 from stateline.ops.linear_attention import CHUNK
+from stateline.settings import at_least
 
 
 class DecayingAttention(SequenceLayer[Any]):
@@ -99,7 +99,7 @@ def expanded(d_model: int, n_heads: int, **factors: float) -> list[int]:
     Raises:
         InputError: If there is no head, or the heads do not divide a width.
     """
-    check_counts(n_heads=n_heads)
+    at_least(1, n_heads=n_heads)
     widths = []
     for name, factor in factors.items():
         width = round(factor * d_model)

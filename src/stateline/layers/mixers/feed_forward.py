@@ -9,10 +9,10 @@ from torch import Tensor
 from stateline.errors import InputError, check_choice
 from stateline.layers.base import SequenceLayer
 from stateline.layers.dropout import Dropout
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import scaled_linear
 from stateline.layers.plain import is_plain
 from stateline.ops import FeedForwardWeights, feed_forward
+from stateline.settings import at_least
 
 Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "geglu_exact"]
 
@@ -111,7 +111,7 @@ class FeedForward(Positionwise):
         bias = not gated if bias is None else bias
         if d_hidden is None:
             d_hidden = default_hidden(d_model, activation)
-        check_counts(d_hidden=d_hidden)
+        at_least(1, d_hidden=d_hidden)
         self.activation, self.d_hidden, self.bias = activation, d_hidden, bias
         if gate_scale != 1 and not gated:
             raise InputError(f"gate_scale needs a gate, got {gate_scale=} and {activation=}")

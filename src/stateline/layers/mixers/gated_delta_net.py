@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.derived import derived
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.finite_filter import FiniteFilterState
@@ -26,6 +25,7 @@ from stateline.ops import (
     gated_delta_rule_step_,
 )
 from stateline.ops.gated_delta_rule import CHUNK
+from stateline.settings import at_least
 
 
 @accumulates("s")
@@ -101,7 +101,7 @@ class GatedDeltaNet(ConvolvedRecurrence):
             )
         if query_scale is not None and query_scale <= 0:
             raise InputError(f"query_scale must be positive, got {query_scale=}")
-        check_counts(n_products=n_products)
+        at_least(1, n_products=n_products)
         self.n_heads, self.n_key_heads, self.expand_v = n_heads, n_key_heads, expand_v
         self.n_products, self.reflects = n_products, reflects
         self.d_conv, self.norm_eps = d_conv, norm_eps

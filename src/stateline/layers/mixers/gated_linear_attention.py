@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.documents import Documents
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
 from stateline.layers.mixers.linear_attention import LinearAttentionState
 from stateline.ops.linear_attention import SHORT
+from stateline.settings import at_least
 
 
 class GatedLinearAttention(DecayingAttention):
@@ -56,7 +56,7 @@ class GatedLinearAttention(DecayingAttention):
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=expand_v)
         super().__init__(d_model, n_heads, d_key, d_value)
-        check_counts(rank=rank)
+        at_least(1, rank=rank)
         if temperature <= 0:
             raise InputError(f"temperature must be positive, got {temperature}")
         self.expand_k, self.expand_v, self.rank = expand_k, expand_v, rank

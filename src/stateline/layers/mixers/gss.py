@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Around
 from stateline.layers.derived import derived
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence
 from stateline.ops import DiagonalWeights
 from stateline.ops.planes import divide, exponential_minus_one
+from stateline.settings import at_least
 
 
 class SimplifiedDSS(DiagonalRecurrence):
@@ -40,7 +40,7 @@ class SimplifiedDSS(DiagonalRecurrence):
 
     def __init__(self, d_model: int, *, d_state: int = 512, exp_frequency: bool = True) -> None:
         super().__init__(d_model)
-        check_counts(d_state=d_state)
+        at_least(1, d_state=d_state)
         self.d_state, self.exp_frequency = d_state, exp_frequency
         self.log_decay = nn.Parameter(torch.randn(d_state))
         self.frequency = nn.Parameter(torch.randn(d_state))
@@ -96,7 +96,7 @@ class GSS(Around):
     ) -> None:
         super().__init__(d_model)
         d_ssm = max(1, d_model // 4) if d_ssm is None else d_ssm
-        check_counts(d_ssm=d_ssm, expand=expand)
+        at_least(1, d_ssm=d_ssm, expand=expand)
         self.d_ssm, self.expand = d_ssm, expand
         self.d_state, self.exp_frequency = d_state, exp_frequency
         d_gate = expand * d_model

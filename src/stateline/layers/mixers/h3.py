@@ -8,7 +8,7 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents, mask_of
-from stateline.layers.keywords import check_counts, keywords_from
+from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.adjacent import from_adjacent, to_adjacent
 from stateline.layers.mixers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
@@ -17,6 +17,7 @@ from stateline.layers.mixers.shift_ssm import ShiftSSM
 from stateline.layers.mixers.ssm_settings import DiagonalSettings
 from stateline.ops import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
 from stateline.ops.stepping import Stepper
+from stateline.settings import at_least
 
 
 class H3State(NamedTuple):
@@ -64,7 +65,7 @@ class H3(SequenceLayer[H3State]):
         super().__init__(d_model)
         if d_head < 1 or d_model % d_head:
             raise InputError(f"d_head must divide d_model, got {d_head=} and {d_model=}")
-        check_counts(max_len=1 if max_len is None else max_len)
+        at_least(1, max_len=max_len)
         self.settings, self.d_head, self.max_len = DiagonalSettings(**settings), d_head, max_len
         self.n_outputs = n_outputs = self.settings.n_outputs
         self.qkv = Linear(d_model, 3 * d_model)

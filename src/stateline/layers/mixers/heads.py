@@ -10,10 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError, check_choice
-from stateline.layers.keywords import check_counts
 from stateline.ops import rotary as turn
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.positions import RopeScaling, frequencies, rotation
+from stateline.settings import at_least
 
 Biases = bool | Literal["qkv", "out"]
 """Projections with a bias: all, none, the first (queries, keys, values) or the last one."""
@@ -34,7 +34,7 @@ def head_sizes(
         raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
     if n_kv_heads < 1 or n_heads % n_kv_heads:
         raise InputError(f"n_kv_heads must divide n_heads, got {n_kv_heads=} and {n_heads=}")
-    check_counts(d_head=1 if d_head is None else d_head)
+    at_least(1, d_head=d_head)
     return n_kv_heads, d_head or d_model // n_heads
 
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from stateline.layers.base import zeros
 from stateline.layers.derived import derived
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.gated_delta_net import GatedDeltaNetState
@@ -20,6 +19,7 @@ from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.layers.norm import unit_length
 from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
+from stateline.settings import at_least
 
 
 class KimiDeltaAttention(ConvolvedRecurrence):
@@ -67,7 +67,7 @@ class KimiDeltaAttention(ConvolvedRecurrence):
         super().__init__(d_model)
         _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
         self.rank = self.d_head if rank is None else rank
-        check_counts(rank=self.rank)
+        at_least(1, rank=self.rank)
         self.n_heads, self.d_conv, self.norm_eps = n_heads, d_conv, norm_eps
         inner = n_heads * self.d_head
         self.in_proj = Linear(d_model, 3 * inner + 2 * self.rank + n_heads, bias=False)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from stateline.errors import InputError, check_choice
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, appended, head_sizes, joined, scaled
 from stateline.ops import AttentionMask, attention
 from stateline.ops.kernel_op import values_at_hand
+from stateline.settings import at_least
 
 
 class LatentAttentionState(NamedTuple):
@@ -88,7 +88,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
         self.d_latent = 2 * self.d_head if d_latent is None else d_latent
         self.d_rotary = 2 * -(-self.d_head // 4) if d_rotary is None else d_rotary
-        check_counts(d_latent=self.d_latent, d_rotary=self.d_rotary)
+        at_least(1, d_latent=self.d_latent, d_rotary=self.d_rotary)
         check_choice("position", position, ("rope", "none"))
         self.position = position
         if self.d_rotary % 2:

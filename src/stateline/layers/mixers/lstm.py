@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.dropout import Dropout
-from stateline.layers.keywords import check_counts
 from stateline.ops import LSTMCell, LSTMWeights, lstm
+from stateline.settings import at_least
 
 
 @accumulates("h", "c")
@@ -48,7 +48,7 @@ class LSTM(SequenceLayer[LSTMState]):
 
     def __init__(self, d_model: int, *, n_layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__(d_model)
-        check_counts(n_layers=n_layers)
+        at_least(1, n_layers=n_layers)
         self.n_layers = n_layers
         self.dropout = Dropout(dropout)
         bound = d_model**-0.5

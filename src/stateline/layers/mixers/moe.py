@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stateline.errors import InputError, check_choice
-from stateline.layers.keywords import check_counts, keywords_from
+from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.feed_forward import (
     FeedForward,
@@ -16,6 +16,7 @@ from stateline.layers.mixers.feed_forward import (
     default_hidden,
 )
 from stateline.ops.grouped_linear import grouped_linear
+from stateline.settings import at_least
 
 Activation = Literal["swiglu", "geglu", "relu2", "gelu"]
 Scores = Literal["softmax", "sigmoid"]
@@ -71,11 +72,11 @@ class MoESettings:
         check_choice("activation", self.activation, get_args(Activation))
         check_choice("scores", self.scores, get_args(Scores))
         top_k, experts, shared = self.top_k, self.experts, self.shared
-        check_counts(experts=experts, top_k=top_k)
+        at_least(1, experts=experts, top_k=top_k)
         d_hidden, d_shared, balance = self.d_hidden, self.d_shared, self.balance
         if d_hidden is None:
             d_hidden = default_expert(d_model, self.activation, top_k)
-        check_counts(d_hidden=d_hidden)
+        at_least(1, d_hidden=d_hidden)
         d_shared = shared * d_hidden if d_shared is None else d_shared
         if top_k > experts or d_shared < 0 or balance < 0:
             raise InputError(

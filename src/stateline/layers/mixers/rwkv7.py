@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.documents import Documents, mask_of
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import check_normalised, head_sizes
 from stateline.layers.stored_state import widened
 from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
+from stateline.settings import at_least
 
 SLOWEST = -math.exp(-0.5)
 """Lowest logarithm of a decay."""
@@ -88,7 +88,7 @@ class RWKV7(SequenceLayer[RWKV7State]):
         check_normalised(d_model, n_heads, self.d_head)
         self.n_heads, self.rank = n_heads, rank
         self.gate_rank = 2 * rank if gate_rank is None else gate_rank
-        check_counts(rank=rank, gate_rank=self.gate_rank)
+        at_least(1, rank=rank, gate_rank=self.gate_rank)
         place = torch.linspace(0, 1, d_model)
         self.mix = nn.Parameter(1 - place.repeat(len(MIXED), 1) ** 0.5)
         self.r_proj, self.k_proj, self.v_proj, self.out_proj = (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.derived import derived
-from stateline.layers.keywords import check_counts, keywords_from
+from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import Output, S5Settings
 from stateline.layers.mixers.step_sizes import uniform_log_dt
@@ -19,6 +19,7 @@ from stateline.ops.discretization import DISCRETIZATIONS
 from stateline.ops.hippo import normal_form
 from stateline.ops.planes import multiply
 from stateline.ops.scan import scan_flops
+from stateline.settings import at_least
 
 
 @accumulates("h")
@@ -64,7 +65,7 @@ class S5SSM(SequenceLayer[S5State]):
         super().__init__(d_model, d_output=n_outputs * d_model)
         self.settings = its = S5Settings(**settings)
         self.n_outputs = n_outputs
-        check_counts(n_outputs=n_outputs)
+        at_least(1, n_outputs=n_outputs)
         # Differs from the official code, which by default lets Re Lambda become positive, so that
         # the state explodes: clip_eigs=False does the same.
         size = its.d_state // its.n_blocks

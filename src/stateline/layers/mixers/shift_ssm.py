@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.derived import derived
-from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.finite_filter import FiniteFilter
 from stateline.ops import shift_taps
+from stateline.settings import at_least
 
 
 class ShiftSSM(FiniteFilter):
@@ -39,7 +39,7 @@ class ShiftSSM(FiniteFilter):
 
     def __init__(self, d_model: int, *, d_state: int = 64) -> None:
         super().__init__(d_model)
-        check_counts(d_state=d_state)
+        at_least(1, d_state=d_state)
         self.filter_len = self.d_state = d_state
         self.b = nn.Parameter(torch.zeros(d_model, d_state))
         with torch.no_grad():

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.finite_filter import FiniteFilter
+from stateline.settings import at_least
 
 
 class ShortConv(FiniteFilter):
@@ -30,7 +30,7 @@ class ShortConv(FiniteFilter):
 
     def __init__(self, d_model: int, *, taps: int = 4, bias: bool = True) -> None:
         super().__init__(d_model)
-        check_counts(taps=taps)
+        at_least(1, taps=taps)
         self.filter_len = taps
         bound = taps**-0.5
         self.kernel = nn.Parameter(torch.empty(d_model, taps).uniform_(-bound, bound))

@@ -14,12 +14,13 @@ from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context, mean_visible
 from stateline.layers.derived import derived
 from stateline.layers.dropout import Dropout
-from stateline.layers.keywords import check_counts, keywords_from
+from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import HeadSettings, scaled
 from stateline.layers.norm import unit_length
 from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import alibi_slopes, t5_buckets
+from stateline.settings import at_least
 
 WindowPosition = Literal["none", "rope", "alibi", "relative", "t5"]
 
@@ -65,7 +66,7 @@ class SlidingSettings(HeadSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(window=self.window)
+        at_least(1, window=self.window)
         if self.qk_norm and self.score_scale is not None:
             raise InputError("qk_norm learns the scale of the scores: leave score_scale out")
 

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates
-from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.heads import check_normalised
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.ops import SLSTMCell, slstm
 from stateline.ops.slstm import empty_cell
+from stateline.settings import at_least
 
 
 @accumulates("h", "c", "n", "m")
@@ -66,7 +66,7 @@ class SLSTM(SequenceLayer[SLSTMState]):
         self, d_model: int, *, n_heads: int = 4, d_conv: int = 4, norm_eps: float = 1e-5
     ) -> None:
         super().__init__(d_model)
-        check_counts(n_heads=n_heads)
+        at_least(1, n_heads=n_heads)
         if d_model % n_heads:
             raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
         self.n_heads, self.d_head = n_heads, d_model // n_heads

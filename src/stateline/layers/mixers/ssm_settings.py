@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from stateline.errors import InputError, check_choice
-from stateline.layers.keywords import check_counts
 from stateline.ops.discretization import DISCRETIZATIONS, Discretization
 from stateline.ops.hippo import Init
+from stateline.settings import at_least
 
 Output = Literal["linear", "glu", "half_glu"]
 RealTransform = Literal["exp", "none", "relu", "sigmoid", "softplus"]
@@ -45,7 +45,7 @@ class ChannelSSMSettings:
     def __post_init__(self) -> None:
         if self.d_state < 2 or self.d_state % 2:
             raise InputError(f"d_state must be a positive even number, got d_state={self.d_state}")
-        check_counts(n_outputs=self.n_outputs)
+        at_least(1, n_outputs=self.n_outputs)
         check_steps(self.dt_min, self.dt_max)
 
     def transitions(self, d_model: int) -> int:
@@ -154,7 +154,7 @@ class DSSSettings:
 
     def __post_init__(self) -> None:
         check_choice("kernel", self.kernel, get_args(Kernel))
-        check_counts(d_state=self.d_state, n_outputs=self.n_outputs, filter_len=self.filter_len)
+        at_least(1, d_state=self.d_state, n_outputs=self.n_outputs, filter_len=self.filter_len)
         if self.kernel == "softmax" and not self.scale:
             raise InputError(
                 "kernel='softmax' always has the scale s: take kernel='exp' or 'clip' for "
@@ -186,7 +186,8 @@ class FilterSettings:
     shift: float = 0.0
 
     def __post_init__(self) -> None:
-        check_counts(
+        at_least(
+            1,
             n_filters=self.n_filters,
             filter_len=self.filter_len,
             d_hidden=self.d_hidden,

@@ -10,9 +10,9 @@ from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.context import Context, mean_visible
-from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.wrappers.context_links import context_links
+from stateline.settings import at_least
 
 CHECKPOINTED = 16
 """Tokens per checkpoint under activation checkpointing."""
@@ -60,7 +60,7 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
 
     def __init__(self, core: AnyLayer, *, window: int = 128, shared: bool = False) -> None:
         super().__init__(core.d_model)
-        check_counts(window=window)
+        at_least(1, window=window)
         self.core, self.window, self.shared = core, window, shared
         self._links = context_links("feedback", core)
         links = [link for link in self._links if link.attends]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stateline.layers.base import AnyLayer, require_same_width
 from stateline.layers.compose import Chain
-from stateline.layers.keywords import check_counts
+from stateline.settings import at_least
 
 
 class Ladder(Chain):
@@ -30,7 +30,7 @@ class Ladder(Chain):
     def __init__(self, core: AnyLayer, *, passes: int = 2) -> None:
         super().__init__(core.d_model)
         require_same_width(core)
-        check_counts(passes=passes)
+        at_least(1, passes=passes)
         self.core, self.passes, self.causal = core, passes, core.causal
 
     @property

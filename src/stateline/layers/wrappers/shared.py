@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from stateline.layers.base import AnyLayer, flops_inside, require_same_width
 from stateline.layers.compose import ActivationCheckpointing, Composite, Stack
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import LowRank
+from stateline.settings import at_least
 
 
 class Shared(ActivationCheckpointing, Composite):
@@ -39,7 +39,7 @@ class Shared(ActivationCheckpointing, Composite):
 
     def __init__(self, core: AnyLayer, *, rank: int = 8) -> None:
         super().__init__(core.d_model)
-        check_counts(rank=rank)
+        at_least(1, rank=rank)
         require_same_width(core)
         self.core, self.rank, self.causal = core, rank, core.causal
         depths, width = max(1, len(self._parts[1:])), core.d_model

@@ -16,10 +16,10 @@ from stateline.layers.compose import (
     Stack,
     inside,
 )
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.attention import Attention
 from stateline.layers.mixers.feed_forward import FeedForward
+from stateline.settings import at_least
 
 
 class Adapted(nn.Module):
@@ -163,7 +163,7 @@ class SharedTransformer(ActivationCheckpointing, Composite):
         super().__init__(core.d_model)
         require_same_width(core)
         d_hidden = 4 * self.d_model if d_hidden is None else d_hidden
-        check_counts(n_heads=n_heads, d_hidden=d_hidden, blocks=blocks, rank=rank)
+        at_least(1, n_heads=n_heads, d_hidden=d_hidden, blocks=blocks, rank=rank)
         self.core = core if isinstance(core, Stack) else Stack(core)
         self.causal, self.first = core.causal, first
         depths = len(self.core.links) - (not first)

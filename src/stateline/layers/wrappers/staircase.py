@@ -11,8 +11,8 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing
-from stateline.layers.keywords import check_counts
 from stateline.layers.state import cat_states, overwrite_rows, replace_rows, select_rows
+from stateline.settings import at_least
 
 StateT = TypeVar("StateT")
 
@@ -71,7 +71,7 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
         super().__init__(core.d_model)
         require_same_width(core)
         require_causal(core, "staircase")
-        check_counts(passes=passes, chunk_len=chunk_len)
+        at_least(1, passes=passes, chunk_len=chunk_len)
         self.core, self.passes, self.chunk_len = core, passes, chunk_len
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> StaircaseState:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stateline.layers.base import AnyLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing, Around
-from stateline.layers.keywords import check_counts
+from stateline.settings import at_least
 
 
 class StatePassing(ActivationCheckpointing, Around):
@@ -41,7 +41,7 @@ class StatePassing(ActivationCheckpointing, Around):
         super().__init__(core.d_model)
         require_same_width(core)
         require_causal(core, "state_passing")
-        check_counts(chunk_len=chunk_len)
+        at_least(1, chunk_len=chunk_len)
         self.core, self.chunk_len = core, chunk_len
 
     @property

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from stateline.layers.base import AnyLayer, flops_inside, require_same_width
 from stateline.layers.compose import ActivationCheckpointing, Composite, Stack, inside
-from stateline.layers.keywords import check_counts
 from stateline.layers.linear import LowRank
 from stateline.layers.mixers.rwkv7 import RWKV7, Values
+from stateline.settings import at_least
 
 
 class ValueResidual(ActivationCheckpointing, Composite):
@@ -34,7 +34,7 @@ class ValueResidual(ActivationCheckpointing, Composite):
 
     def __init__(self, core: AnyLayer, *, rank: int = 16) -> None:
         super().__init__(core.d_model)
-        check_counts(rank=rank)
+        at_least(1, rank=rank)
         require_same_width(core)
         self.core = core if isinstance(core, Stack) else Stack(core)
         self.causal, self.rank, width = core.causal, rank, core.d_model
