@@ -23,6 +23,7 @@ from stateline.probe.reader import Reader
 from stateline.probe.results import FORMAT, Point, ProbeResults, Sample
 from stateline.probe.tasks import PROBES, NoExamples, Probe, check_length, make_examples
 from stateline.runs.results import from_json, to_json
+from stateline.settings import at_least
 from stateline.train.environment import environment
 
 FILE = "probes.json"
@@ -71,11 +72,10 @@ class Plan(NamedTuple):
         """Raise InputError if something cannot be measured."""
         for task in self.tasks:
             check_choice("probe", task, PROBES)
-        for name in ("batches", "examples", "rows"):
-            if (value := getattr(self.settings, name)) < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        its = self.settings
+        at_least(1, batches=its.batches, examples=its.examples, rows=its.rows)
         for _, task, length in self.points():
-            check_length(task, length, self.settings.batches * self.settings.examples)
+            check_length(task, length, its.batches * its.examples)
 
     def points(self) -> Iterator[tuple[str, str, int]]:
         """Model, probe and length of every point, in order."""
@@ -214,8 +214,7 @@ def score_probe(
         raise unknown_name("probe", name, PROBES)
     probe, length = named.groups()
     n = Settings().batches * Settings().examples if limit is None else limit
-    if n < 1:
-        raise InputError(f"limit must be at least 1, got {n}")
+    at_least(1, limit=n)
     metrics = []
     for size in [int(length)] if length else PROBES[probe].lengths:
         check_length(probe, size, n)

@@ -12,6 +12,7 @@ from stateline.data import Tokenizer
 from stateline.errors import InputError, needed, unknown_name
 from stateline.evaluate.harness.tasks import LOCAL_TASKS, task_settings
 from stateline.models.language_model import LanguageModel
+from stateline.settings import at_least
 
 __all__ = ["LOCAL_TASKS", "Metric", "check_installed", "run_suite"]
 
@@ -69,11 +70,8 @@ def run_suite(
     Raises:
         InputError: If lm-eval is not installed, a task is unknown, or its data cannot be read.
     """
-    if shots < 0 or batch_size < 1 or (limit is not None and limit < 1):
-        raise InputError(
-            "shots must be at least 0, limit and batch_size at least 1, got "
-            f"shots={shots}, limit={limit} and batch_size={batch_size}"
-        )
+    at_least(0, shots=shots)
+    at_least(1, limit=limit, batch_size=batch_size)
     check_installed()
     from lm_eval import evaluator
 

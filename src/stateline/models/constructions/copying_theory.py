@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from stateline.errors import InputError
+from stateline.settings import at_least
 
 
 def ngram_copy(letters: Sequence[int], n: int) -> list[int]:
@@ -25,8 +26,7 @@ def ngram_copy(letters: Sequence[int], n: int) -> list[int]:
     References:
         Jelassi et al., "Repeat After Me", ICML 2024, algorithm 1.
     """
-    if n < 1:
-        raise InputError(f"n must be at least 1, got {n}")
+    at_least(1, n=n)
     follows: dict[tuple[int, ...], int] = {}
     for end in range(n, len(letters)):
         follows.setdefault(tuple(letters[end - n : end]), letters[end])

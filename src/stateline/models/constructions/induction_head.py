@@ -5,11 +5,11 @@ from typing import cast
 
 import torch
 
-from stateline.errors import InputError
 from stateline.layers import Attention, Residual
 from stateline.models.config import ModelConfig
 from stateline.models.constructions.zero_model import blank_model, places
 from stateline.models.language_model import LanguageModel
+from stateline.settings import at_least
 
 
 def induction_head(vocab_size: int = 20, *, longest: int = 1000) -> LanguageModel:
@@ -45,10 +45,7 @@ def induction_head(vocab_size: int = 20, *, longest: int = 1000) -> LanguageMode
         Learning and Induction Heads", 2022. Differs from the sketch there: windows instead of
         position embeddings find the previous token, so that the length is not limited.
     """
-    if min(vocab_size, longest) < 1:
-        raise InputError(
-            f"vocab_size and longest must be at least 1, got {vocab_size=} and {longest=}"
-        )
+    at_least(1, vocab_size=vocab_size, longest=longest)
     token, previous, found = places(vocab_size, vocab_size, vocab_size)
     config = ModelConfig(
         "attention(n_heads=2, position=hard_alibi, masked_heads=2) attention(n_heads=1)",

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.errors import InputError
 from stateline.layers import Attention, FeedForward, Residual
 from stateline.models.config import ModelConfig
 from stateline.models.constructions.zero_model import blank_model, places
 from stateline.models.language_model import LanguageModel
+from stateline.settings import at_least
 
 BOS, SEP = 0, 1
 """Coordinates of a code that belong to the special tokens."""
@@ -51,10 +51,7 @@ def ngram_copier(n: int = 5, *, n_letters: int = 26, longest: int = 1000) -> Lan
     References:
         Jelassi et al., "Repeat After Me", ICML 2024, theorem 2.3 and appendix C.
     """
-    if min(n, n_letters, longest) < 1:
-        raise InputError(
-            f"n, n_letters and longest must be at least 1, got {n=}, {n_letters=}, {longest=}"
-        )
+    at_least(1, n=n, n_letters=n_letters, longest=longest)
     codes = token_codes(n_letters)
     d_code = codes.shape[1]
     token, means, keys, queries, found = places(
