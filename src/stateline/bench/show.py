@@ -49,9 +49,11 @@ def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
 
 def _table(case: str, work: str, figures: Sequence[Figure], judge: bool) -> Table:
     table = Table(title=f"{case}, {work}", title_justify="left", box=None, header_style="bold")
-    for heading in ("batch x length", "by", "median", "quartiles", "ns/position"):
-        table.add_column(heading, justify="left" if heading == "by" else "right")
-    for heading in ("speed-up", "first call", "memory", "of peak", "error"):
+    table.add_column("batch x length", justify="right")
+    table.add_column("by", no_wrap=True)
+    for heading in ("median", "quartiles", "ns/position", "speed-up", "first call"):
+        table.add_column(heading, justify="right")
+    for heading in ("memory", "of peak", "error"):
         table.add_column(heading, justify="right")
     for (batch, length), group in groupby(figures, key=lambda f: (f.batch, f.length)):
         rows = list(group)

@@ -369,11 +369,6 @@ def precise_weights(weights: Any) -> str:
     return one_precision("weights need", weights)
 
 
-def precise_state(state: Any) -> str:
-    """See :func:`one_precision`."""
-    return one_precision("state needs", state)
-
-
 def options_of(annotation: Any) -> tuple[Any, ...]:
     """The members of a union, or the annotation itself."""
     return (

@@ -84,10 +84,10 @@ def copying(step: Callable[..., tuple[Tensor, Any]]) -> Stepper:
     def run(*inputs: Any) -> Tensor:
         *signals, state = inputs
         if isinstance(state, Tensor):
-            y, after = step(*signals, _wide(state))
+            y, after = step(*signals, wide(state))
             state.copy_(after)
             return y
-        y, after = step(*signals, type(state)(*map(_wide, state)))
+        y, after = step(*signals, type(state)(*map(wide, state)))
         for old, new in zip(state, after, strict=True):
             old.copy_(new)
         return y
@@ -95,8 +95,8 @@ def copying(step: Callable[..., tuple[Tensor, Any]]) -> Stepper:
     return run
 
 
-def _wide(state: Tensor) -> Tensor:
-    """A state in float32 at least, in which steps compute."""
+def wide(state: Tensor) -> Tensor:
+    """A state in float32 at least, in which backends compute."""
     return state.to(torch.promote_types(state.dtype, torch.float32))
 
 

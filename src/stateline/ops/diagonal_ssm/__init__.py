@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import checked_step, door, precise_state, precise_weights, step_of
+from stateline.ops.door import checked_step, door, precise_weights, step_of
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
 
@@ -75,7 +75,7 @@ def whole_readouts(u: Tensor, weights: Any) -> str:
 
 
 @own_precision
-@door(whole_readouts, precise_weights, precise_state)
+@door(whole_readouts, precise_weights)
 def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: DiagonalWeights,

@@ -9,7 +9,7 @@ from torch import Tensor
 from stateline.ops.convolution import skipped
 from stateline.ops.diagonal_ssm import DiagonalWeights
 from stateline.ops.planes import Planes
-from stateline.ops.stepping import Stepper, copying, one_token
+from stateline.ops.stepping import Stepper, copying, one_token, wide
 
 
 def diagonal_ssm(
@@ -56,4 +56,4 @@ diagonal_ssm_stepper = stepper_of(diagonal_ssm_step)
 
 def as_complex(planes: Planes) -> Tensor:
     """A complex tensor; a copy, because a view of float64 would need an alignment of 16 bytes."""
-    return torch.complex(planes[..., 0], planes[..., 1])
+    return torch.complex(*wide(planes).unbind(dim=-1))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stateline.ops.diagonal_ssm import positive_stride, whole_readouts
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, precise_state, precise_weights, step_of
+from stateline.ops.door import door, precise_weights, step_of
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -58,7 +58,7 @@ OP = Op(__name__, [], example)
 
 
 @own_precision
-@door(whole_readouts, precise_weights, precise_state)
+@door(whole_readouts, precise_weights)
 def dplr_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: DPLRWeights,
