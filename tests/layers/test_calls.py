@@ -105,7 +105,6 @@ def test_a_complex_state_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("unannotated")
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # PyTorch's own jvp
 @pytest.mark.parametrize("transform", ["vmap", "grad", "weights", "rows", "jvp"])
 def test_transforms_of_calls_name_the_way_out(transform: str) -> None:
     layer, x = Attention(8, n_heads=2), torch.randn(3, 2, 5, 8)
