@@ -22,6 +22,8 @@ from stateline.models.checkpoint import save_model
 from stateline.models.config import ModelConfig
 from stateline.models.convert.table import write_pretrained
 from stateline.models.language_model import LanguageModel
+from stateline.runs.evaluate import task_of_run
+from stateline.runs.folder import check_imports
 
 Build = Callable[..., LanguageModel]
 
@@ -51,6 +53,18 @@ def test_a_tokenizer_lies_beside_the_model_or_the_checkpoints(
     save_model(build("lstm", 3), tmp_path / "checkpoints" / "step-00000010")
     CharacterTokenizer("abc").save(tmp_path / home / "tokenizer.json")
     assert load_run(tmp_path / asked)[1].decode([2, 0]) == "ca"
+
+
+def test_a_checkpoint_can_be_named_from_its_own_folder(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(build("lstm", 3), tmp_path / "checkpoints" / "step-00000010")
+    CharacterTokenizer("abc").save(tmp_path / "tokenizer.json")
+    monkeypatch.chdir(tmp_path / "checkpoints")
+    here = Path("step-00000010")
+    check_imports(here)
+    assert load_run(here)[1].decode([2, 0]) == "ca"
+    assert task_of_run(here, "copying")[0] == "copying"
 
 
 def test_without_a_tokenizer_256_tokens_are_bytes_and_others_numbers(

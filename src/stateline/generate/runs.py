@@ -103,7 +103,7 @@ def read_model_config(folder: str | Path) -> ModelConfig:
 def tokenizer_places(home: Path) -> list[Path]:
     """The folders in which a model's tokenizer may be: beside the model, or in its run."""
     beside = home.parent if home.is_file() else home
-    return [beside, home.parents[1]] if _is_checkpoint(home) else [beside]
+    return [beside, home.absolute().parents[1]] if _is_checkpoint(home) else [beside]
 
 
 def _own_tokenizer(home: Path) -> Path | None:

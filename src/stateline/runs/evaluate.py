@@ -72,8 +72,8 @@ def task_of_run(folder: Path, spec: str | None = None) -> tuple[str, Task]:
     Raises:
         InputError: If the task cannot be used, or the folder does not say what it is.
     """
-    home = folder.parents[1] if folder.absolute().parent.name == "checkpoints" else folder
-    run = read_run(home)
+    whole = folder.absolute()
+    run = read_run(whole.parents[1] if whole.parent.name == "checkpoints" else folder)
     spec = spec or (run.task if run else None)
     if spec is None:
         raise InputError(f"{folder} does not record its task: name a task with --task")

@@ -94,7 +94,8 @@ def check_imports(folder: Path) -> None:
     Raises:
         InputError: If something has not been imported.
     """
-    run = folder.parents[1] if folder.absolute().parent.name == "checkpoints" else folder
+    whole = folder.absolute()
+    run = whole.parents[1] if whole.parent.name == "checkpoints" else folder
     here = {Path(name).name for name in imported()}
     if missing := [name for name in recorded_imports(run) if Path(name).name not in here]:
         options = " ".join(f"--import {name}" for name in missing)
