@@ -120,6 +120,22 @@ def test_no_rows_are_an_answer_on_every_backend(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
+def test_results_are_where_the_arguments_are(name: str) -> None:
+    """Also where PyTorch makes new tensors elsewhere by default."""
+    example = OPS[name].example(SIZES)
+    function = example.function or name
+    for x in tensors_of(example.inputs):
+        x.requires_grad_(x.is_floating_point())
+    for backend, reason in OPS[name].reasons(function, *example.inputs).items():
+        if reason:
+            continue
+        with torch.device("meta"):
+            found = list(tensors_of([getattr(ops, function)(*example.inputs, backend=backend)]))
+            sum(y.sum() for y in found).backward()  # type: ignore[union-attr]
+        assert {y.device.type for y in found} == {"cpu"}
+
+
+@pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("axes", [(-1, 0), (1, 2)])
 def test_arguments_may_lie_in_memory_in_any_order(name: str, axes: tuple[int, int]) -> None:
     """Also gradients, which kernels could write into memory that is laid out like an argument."""

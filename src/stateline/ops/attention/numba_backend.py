@@ -135,7 +135,7 @@ def _read(dtype: torch.dtype, *signals: Tensor) -> Any:
 
 def _of_few(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
     dtype = launch.working_dtype(q)
-    y = torch.empty(q.shape, dtype=dtype)
+    y = torch.empty(q.shape, dtype=dtype, device="cpu")
     signals, strides = _read(dtype, q, k, v)
     arrays = *signals, y.numpy().reshape(-1)
     _run(softmax.step, arrays, strides, q, k, mask, q.shape[2] // k.shape[2])
@@ -145,8 +145,8 @@ def _of_few(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
 def _with_norms(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
     """The output, and for each query log2 of the sum of the exponentials of its scores."""
     dtype = launch.working_dtype(q)
-    y = torch.empty(q.shape, dtype=dtype)
-    norms = torch.empty((len(q), q.shape[2], q.shape[1]), dtype=dtype)
+    y = torch.empty(q.shape, dtype=dtype, device="cpu")
+    norms = torch.empty((len(q), q.shape[2], q.shape[1]), dtype=dtype, device="cpu")
     signals, strides = _read(dtype, q, k, v)
     _run(softmax.forward, (*signals, flat(y, dtype), flat(norms, dtype)), strides, q, k, mask)
     return y, norms
@@ -167,7 +167,7 @@ class _Recorded(torch.autograd.Function):
         y, norms, q, k, v, *mask = ctx.saved_tensors
         dtype = launch.working_dtype(q)
         signals, strides = _read(dtype, q, k, v)
-        found = [torch.empty(x.shape, dtype=dtype) for x in (q, k, v)]
+        found = [torch.empty(x.shape, dtype=dtype, device="cpu") for x in (q, k, v)]
         arrays = *signals, *(flat(x, dtype) for x in (grad, y, norms, *found))
         _run(softmax.backward, arrays, strides, q, k, mask)
         return (*(g.to(q.dtype) for g in found), None)

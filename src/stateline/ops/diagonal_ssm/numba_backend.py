@@ -184,7 +184,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Outputs, and the state after them; an empty tensor if no state is given."""
     call = _Call(u, weights, state, starts)
-    y = torch.empty(u.shape, dtype=call.dtype)
+    y = torch.empty(u.shape, dtype=call.dtype, device="cpu")
     after = None if call.state is None else np.empty_like(call.state)
     states = call.packed, call.state, after
     arguments = call.signal, flat(y, call.dtype), *states, call.borders, *call.sizes

@@ -86,9 +86,11 @@ def _scan(
     columns = decay if decay.shape[-1] > 1 else None
     whole = decay[:0] if decay.shape[-2:].numel() > 1 else decay
     outputs, blocks = heads if against is None else against.shape[2], -(-values // LANES)
-    y = torch.empty((batch, length, outputs, values), dtype=dtype)
-    after = torch.empty(state.shape, dtype=dtype)
-    dots = torch.empty((0 if against is None else blocks, batch, length, heads), dtype=dtype)
+    y = torch.empty((batch, length, outputs, values), dtype=dtype, device="cpu")
+    after = torch.empty(state.shape, dtype=dtype, device="cpu")
+    dots = torch.empty(
+        (0 if against is None else blocks, batch, length, heads), dtype=dtype, device="cpu"
+    )
     signals = [None if x is None else flat(x, dtype) for x in (q, k, v, against, rows, columns)]
     one, results = flat(whole, dtype), (flat(x, dtype) for x in (y, dots, state, after))
     work, chunks = WORK * length * state.numel(), -(-length // CHUNK)
@@ -108,7 +110,7 @@ def _scan(
 def _decay(x: LinearSignals, dtype: torch.dtype) -> Tensor:
     """Factors of the state (batch, length, head, key or 1, 1)."""
     if x.log_decay is None:
-        return torch.ones(*x.v.shape[:3], 1, 1, dtype=dtype)
+        return torch.ones(*x.v.shape[:3], 1, 1, dtype=dtype, device="cpu")
     return rows_of(x.log_decay.to(dtype).exp(), x.v)
 
 

@@ -94,7 +94,7 @@ class _Rotary(torch.autograd.Function):
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     batch, length, heads, d = x.shape
-    y = torch.empty(x.shape, dtype=x.dtype)
+    y = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     signal, stride = strided(x.flatten(-2), x.dtype)
     angles = (of_token(part, x.dtype).reshape(-1) for part in (cos, sin))
     arrays = signal, y.numpy().reshape(-1), *angles

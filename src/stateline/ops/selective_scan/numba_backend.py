@@ -59,7 +59,10 @@ def _forward(
     x: ScanSignals, a: Tensor, state: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     dtype, arrays, stays, sizes = _arrays(x, a, state, starts)
-    y, after = torch.empty(x.u.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
+    y, after = (
+        torch.empty(x.u.shape, dtype=dtype, device="cpu"),
+        torch.empty(state.shape, dtype=dtype, device="cpu"),
+    )
     tasks = len(y) * _blocks(x.u.shape[2], x.b.shape[2])
     work = y.numel() * a.shape[1] * FORWARD
     fan_out(forward, (*arrays, stays, flat(y, dtype), flat(after, dtype), *sizes), tasks, work)

@@ -65,7 +65,7 @@ def short_conv_stepper(weights: Tensor) -> Stepper:
 def _forward(u: Tensor, kernel: Tensor, starts: Tensor | None) -> Tensor:
     dtype, (channels, count) = launch.working_dtype(u, kernel), kernel.shape
     signal, stride = strided(u, dtype)
-    y, borders = torch.empty(u.shape, dtype=dtype), borders_of(u.shape[:-1], starts)
+    y, borders = torch.empty(u.shape, dtype=dtype, device="cpu"), borders_of(u.shape[:-1], starts)
     tasks = (len(borders) - 1) * -(-channels // LANES)
     arrays = signal, _pack_taps(kernel, dtype), flat(y, dtype)
     work = u.numel() * (count / 16 + 1)

@@ -42,9 +42,9 @@ def _run(
     """Outputs and the state after them, and what the backward pass needs."""
     dtype = launch.working_dtype(gates, weight, *state)
     (batch, length), (heads, width) = gates.shape[:2], state.h.shape[1:]
-    y = torch.empty(batch, length, heads, width, dtype=dtype)
-    after = SLSTMCell(*(torch.empty(x.shape, dtype=dtype) for x in state))
-    trace = torch.empty(y.numel() * kernels.PARTS if keep else 0, dtype=dtype)
+    y = torch.empty(batch, length, heads, width, dtype=dtype, device="cpu")
+    after = SLSTMCell(*(torch.empty(x.shape, dtype=dtype, device="cpu") for x in state))
+    trace = torch.empty(y.numel() * kernels.PARTS if keep else 0, dtype=dtype, device="cpu")
     arrays = (flat(x, dtype) for x in (gates, weight, *state, y, *after, trace))
     work = WORK * batch * length * weight.numel()
     fan_out(kernels.forward, (*arrays, length, heads, width), batch * heads, work)
@@ -63,7 +63,7 @@ def _backward(
     y, _, trace = _run(gates, weight, state, keep=True)
     _, heads, width = state.h.shape
     dh, dc, dn = (x.to(y.dtype, copy=True).contiguous() for x in grad_after[:3])
-    dgates = torch.empty(gates.shape, dtype=y.dtype)
+    dgates = torch.empty(gates.shape, dtype=y.dtype, device="cpu")
     arrays = (flat(x, y.dtype) for x in (grad, weight, state.c, state.n, trace, dh, dc, dn, dgates))
     work = WORK * y.shape[0] * y.shape[1] * weight.numel()
     sizes = y.shape[1], heads, width

@@ -40,7 +40,7 @@ def discretize(
 
 def _forward(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
     dtype = launch.working_dtype(b, c, skip)
-    y = torch.zeros(b.shape, dtype=dtype)
+    y = torch.zeros(b.shape, dtype=dtype, device="cpu")
     arrays = [array(x, dtype) for x in (b, c, skip)]
     work = b.numel() * b.shape[1] * 0.1
     fan_out(shift_taps_kernel.forward, (*arrays, y.numpy()), len(b), work)
@@ -64,7 +64,7 @@ def _forward_of_rule(
 ) -> tuple[Tensor, Tensor]:
     inputs = (log_dt, decay, frequency, b)
     dtype = launch.working_dtype(*inputs)
-    found = [torch.empty((len(log_dt), *b.shape[1:]), dtype=dtype) for _ in range(2)]
+    found = [torch.empty((len(log_dt), *b.shape[1:]), dtype=dtype, device="cpu") for _ in range(2)]
     arrays = (array(x, dtype) for x in inputs)
     discretize_kernel.forward(*arrays, *(x.numpy() for x in found), zoh)
     log_a, b_bar = (x.to(log_dt.dtype) for x in found)
