@@ -14,18 +14,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline import InputError, SequenceLayer, check_layer, register_layer
+from stateline.layers import accumulates
 from stateline.ops import fft_conv
 
 
+@accumulates("mean")
 class MovingAverageState(NamedTuple):
-    """The current mean of each channel."""
+    """The current mean of each channel, in which rounding errors accumulate."""
 
     mean: Float[Tensor, "batch d_model"]
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        """The mean, because rounding errors accumulate in it."""
-        return ("mean",)
 
 
 class MovingAverage(SequenceLayer[MovingAverageState]):

@@ -32,15 +32,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stateline.layers import LAYERS, SequenceLayer
+from stateline.layers import LAYERS, SequenceLayer, accumulates
 
 
+@accumulates("mean")
 class AverageState(NamedTuple):
     mean: Tensor
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        return ("mean",)
 
 
 class MovingAverage(SequenceLayer[AverageState]):

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from stateline import InputError
-from stateline.layers import LAYERS, Attention, Bidirectional, Mamba, SequenceLayer, Stack
+from stateline.layers import (
+    LAYERS,
+    Attention,
+    Bidirectional,
+    Mamba,
+    SequenceLayer,
+    Stack,
+    accumulates,
+)
 from stateline.layers.compose import checkpoint_activations
 from stateline.layers.documents import CALL, Documents, _borders
 from stateline.layers.law import check_layer
@@ -42,6 +50,7 @@ def _separately(layer: Any, x: Tensor, starts: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
+@accumulates("h", "keys", "total")
 class ReaderState(NamedTuple):
     """What a reader remembers of its document."""
 
@@ -51,10 +60,6 @@ class ReaderState(NamedTuple):
     keys: Tensor
     total: Tensor
     position: Tensor
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        return ("h", "keys", "total")
 
 
 Leak = Callable[["Reader", str, str, Tensor], Tensor]

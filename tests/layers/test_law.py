@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from stateline.layers import Attention, SequenceLayer, cat_states, detach
+from stateline.layers import Attention, SequenceLayer, accumulates, cat_states, detach
 from stateline.layers.law import LawReport, check_layer
 from stateline.layers.mixers.attention import AttentionState
 from stateline.ops.positions import rotate
@@ -17,15 +17,12 @@ from stateline.ops.positions import rotate
 WIDTH = 4
 
 
+@accumulates("h")
 class DecayState(NamedTuple):
     """A decaying sum, and how many tokens it has seen."""
 
     h: Tensor
     position: Tensor
-
-    @staticmethod
-    def accumulators() -> tuple[str, ...]:
-        return ("h",)
 
 
 class Decay(SequenceLayer[DecayState]):

@@ -9,7 +9,7 @@ import inspect
 from functools import partial
 from typing import Any
 
-from stateline.layers.base import AnyLayer, SequenceLayer
+from stateline.layers.base import AnyLayer, SequenceLayer, accumulates
 from stateline.layers.compose import (
     Branch,
     NormAfter,
@@ -232,6 +232,7 @@ __all__ = [
     "Staircase",
     "StatePassing",
     "ValueResidual",
+    "accumulates",
     "cat_states",
     "detach",
     "load_state",

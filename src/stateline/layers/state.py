@@ -21,11 +21,12 @@ from stateline.ops.kernel_op import values_at_hand
 State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
 
-A named tuple may have static methods: ``accumulators()`` names the fields whose precision
-:func:`to` does not change, ``storable()`` names further fields that
-:func:`stateline.layers.stored_state.stored` rounds, ``cat(states)`` joins states whose tensors
-differ in shape, ``trim(state)`` drops free room, and ``fit(state, like)`` gives a state as much
-room as another where the free slots are not the last ones.
+A named tuple may have static methods: ``accumulators()``, which
+:func:`stateline.layers.accumulates` makes, names the fields whose precision :func:`to` does not
+change, ``storable()`` names further fields that :func:`stateline.layers.stored_state.stored`
+rounds, ``cat(states)`` joins states whose tensors differ in shape, ``trim(state)`` drops free room,
+and ``fit(state, like)`` gives a state as much room as another where the free slots are not the last
+ones.
 """
 
 Fingerprint = Mapping[str, str]
