@@ -74,6 +74,13 @@ SAID: dict[type[Twin], str] = {
     planted.AccumulatorCastByAChunk: "in bfloat16, forward_chunk changes a dtype in the state",
     planted.OutputInFloat32: "in bfloat16, forward returns float32",
     planted.OutputInFloat32InPlace: "in bfloat16, step_ returns float32",
+    planted.OutputTooNarrow: "forward_chunk returns torch.float64 of (2, 13, 1), not torch.float64 "
+    "of shape (2, 13, 4)",
+    planted.OutputInAnotherDtype: "forward returns torch.float32 of (2, 13, 4), not torch.float64 "
+    "of shape (2, 13, 4)",
+    planted.OutputAlone: "forward_chunk returns torch.float64 of (2, 13, 4), not a pair of an "
+    "output and a state",
+    planted.OutputIsNotANumber: "step returns numbers that are not finite",
     planted.StateLargerThanTold: "state_bytes is wrong: told 32, found 40 bytes",
     planted.SettingNotKept: "a saved state cannot know its layer: keep depth",
     planted.StateIsAView: "the state keeps the memory of a whole chunk alive",

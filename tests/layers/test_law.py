@@ -309,6 +309,50 @@ class OutputInFloat32InPlace(Twin):
         return y.to(torch.promote_types(y.dtype, torch.float32))
 
 
+class OutputTooNarrow(Twin):
+    """All methods agree on an output that a residual branch would silently broadcast."""
+
+    clause = "outputs have the right shape"
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward(x)[..., :1]
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super()._forward_chunk(x, state)
+        return y[..., :1], state
+
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super()._step(x, state)
+        return y[..., :1], state
+
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        return super()._step_(x, state)[..., :1]
+
+
+class OutputInAnotherDtype(Twin):
+    clause = "outputs have the right shape"
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward(x).float()
+
+
+class OutputAlone(Twin):
+    """Forgets to return the state."""
+
+    clause = "outputs have the right shape"
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> Any:
+        return super()._forward_chunk(x, state)[0]
+
+
+class OutputIsNotANumber(Twin):
+    clause = "outputs have the right shape"
+
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super()._step(x, state)
+        return y * torch.nan, state
+
+
 class StateLargerThanTold(Twin):
     clause = "state_bytes is true"
 

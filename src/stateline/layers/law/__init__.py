@@ -14,6 +14,7 @@ from stateline.layers.law.outputs import (
     causality,
     donated_steps_agree,
     outputs_agree,
+    outputs_fit,
     rows_do_not_mix,
 )
 from stateline.layers.law.packing import packed_rows_agree
@@ -26,6 +27,7 @@ __all__ = ["LIMITS", "LOW_PRECISION_LIMIT", "Finding", "LawReport", "check_layer
 _CLAUSES = (
     outputs_agree,
     donated_steps_agree,
+    outputs_fit,
     gradients_agree,
     causality,
     rows_do_not_mix,
@@ -52,6 +54,7 @@ def check_layer(
 
     - ``forward``, ``forward_chunk``, ``step`` and ``step_`` agree, in outputs and in gradients with
       respect to parameters, input and the incoming state.
+    - Outputs have the shape (batch, length, d_output) and the dtype of the input.
     - Every parameter that matters gets a gradient.
     - No output depends on a later input, and rows do not mix.
     - The given state is unchanged, and every initial state is a fresh one.

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.errors import one_line
 from stateline.layers.law.case import Case, relative
+from stateline.layers.law.outputs import misfits
 from stateline.layers.law.report import Finding
 from stateline.layers.state import cat_states, copied, named_leaves, select_rows
 
@@ -315,6 +316,7 @@ _WITH_GRADIENTS = (_gradients, _gradients_through_states)
 _EXPERIMENTS = (
     _state_has_rows,
     _raises,
+    misfits,
     _input_changes,
     _memory,
     _future,

@@ -1,15 +1,16 @@
 """Clauses about outputs: all ways to run a layer agree, and nothing sees what it must not see."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from stateline.layers.law.case import Case, relative
 from stateline.layers.law.report import Finding
-from stateline.layers.state import select_rows
+from stateline.layers.state import copied, select_rows, shown
 
 
 def outputs_agree(case: Case) -> Iterator[Finding]:
@@ -42,6 +43,36 @@ def donated_steps_agree(case: Case) -> Iterator[Finding]:
         for _ in range(2):
             y = twin.walk_in_place(case.x, twin.init(capacity=case.x.shape[1]))
     yield Finding("every initial state is a fresh one", relative(y, whole), case.limit)
+
+
+def outputs_fit(case: Case) -> Iterator[Finding]:
+    """Outputs have the shape and the dtype of the layer."""
+    with torch.no_grad():
+        note = next(misfits(case), "")
+    yield Finding("outputs have the right shape", float(bool(note)), 0.0, note)
+
+
+def misfits(case: Case) -> Iterator[str]:
+    """What methods return in place of an output of the layer, in words."""
+    layer, x, state = case.layer, case.x, case.init(capacity=1)
+    calls: dict[str, Callable[[], Any]] = {
+        "forward_chunk": lambda: layer.forward_chunk(x, state),
+        "step": lambda: layer.step(x[:, 0], state),
+        "forward": lambda: (layer(x), ()),
+        "step_": lambda: (layer.step_(x[:, 0], copied(state)), ()),
+    }
+    dtype = x.dtype if x.is_floating_point() else case.dtype
+    for verb, call in calls.items():
+        result = call()
+        if not isinstance(result, tuple) or len(result) != 2:
+            yield f"{verb} returns {shown(result)}, not a pair of an output and a state"
+            continue
+        y, axes = result[0], x.shape[: 1 if verb.startswith("step") else 2]
+        shape = (*axes, layer.d_output) if layer.takes_vectors else (*axes, *y.shape[len(axes) :])
+        if tuple(y.shape) != shape or y.dtype != dtype:
+            yield f"{verb} returns {shown(y)}, not {dtype} of shape {shape}"
+        elif not y.isfinite().all():
+            yield f"{verb} returns numbers that are not finite"
 
 
 def causality(case: Case) -> Iterator[Finding]:
