@@ -122,6 +122,31 @@ class StateChangedInPlaceByAStep(Twin):
         return result
 
 
+class InputChangedInPlace(Twin):
+    """Without a gradient to the input, PyTorch says nothing."""
+
+    clause = "the given state is unchanged"
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward(x.detach().mul_(0.5) * 2)
+
+
+class InputChangedByAChunk(Twin):
+    """A change that a second call does not make again."""
+
+    clause = "the given state is unchanged"
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super()._forward_chunk(x.detach().relu_(), state)
+
+
+class InputChangedByAStepInPlace(Twin):
+    clause = "the given state is unchanged"
+
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        return super()._step_(x.detach().mul_(0.5) * 2, state)
+
+
 class StateSharesMemory(Twin):
     """A part of the state that never changes is handed on, not copied."""
 

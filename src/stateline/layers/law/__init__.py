@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -57,7 +58,7 @@ def check_layer(
     - Outputs have the shape (batch, length, d_output) and the dtype of the input.
     - Every parameter that matters gets a gradient.
     - No output depends on a later input, and rows do not mix.
-    - The given state is unchanged, and every initial state is a fresh one.
+    - The given state and input are unchanged, and every initial state is a fresh one.
     - Documents that are packed into rows give the outputs, gradients and states of each alone.
     - Joined states of different lengths give the outputs of each alone.
     - Saving and loading a state or a ``state_dict`` changes nothing; the settings by which a saved
@@ -99,9 +100,9 @@ def check_layer(
 
 
 def _apply(clause: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
-    """Findings of one clause; a layer that raises breaks it."""
+    """Findings of one clause, on an input of its own; a layer that raises breaks it."""
     try:
-        return list(clause(case))
+        return list(clause(replace(case, x=case.x.clone())))
     except Exception as error:
         title = (clause.__doc__ or "").rstrip(".")
         return [Finding(title, float("inf"), case.limit, one_line(error))]

@@ -25,7 +25,7 @@ Verb = Callable[[Tensor, Any], tuple[Tensor, Any]]
 def diagnose(case: Case, findings: Sequence[Finding]) -> str:
     """The first cause that an experiment finds; else the first clause that is broken."""
     for experiment in _EXPERIMENTS:
-        fresh = replace(case, layer=copy.deepcopy(case.layer))  # experiments leave it as it was
+        fresh = replace(case, layer=copy.deepcopy(case.layer), x=case.x.clone())  # both may change
         with torch.set_grad_enabled(experiment in _WITH_GRADIENTS):
             if told := next(_run(experiment, fresh), ""):
                 return told
@@ -121,6 +121,15 @@ def _input_changes(case: Case) -> Iterator[str]:
             leaf.zero_()
         if shared := _differing(case, before, state):
             yield f"the state that {verb} returns shares memory with its input: {', '.join(shared)}"
+    others: dict[str, Callable[[Tensor], Tensor]] = {
+        "forward": case.layer,
+        "step_": lambda x: case.layer.step_(x[:, 0], case.init(capacity=1)),
+    }
+    for verb, run in others.items():
+        x = case.x.clone()
+        run(x)
+        if not torch.equal(x, case.x):
+            yield f"{verb} changes its input"
 
 
 def _memory(case: Case) -> Iterator[str]:
