@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from stateline.layers import SequenceLayer
@@ -44,11 +44,24 @@ class ChunkOfAnotherScale(Twin):
         return 1.001 * y, state
 
 
+class DropoutInEvaluation(Twin):
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward(nn.functional.dropout(x, 0.1))
+
+
+class RandomInitialState(Twin):
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        state = super().init_state(batch_size, capacity=capacity)
+        return state._replace(h=torch.randn_like(state.h))
+
+
 SAID: dict[type[Twin], str] = {
     ChunkIgnoresItsState: "forward_chunk ignores its state",
     StepIgnoresItsState: "step ignores its state",
     StateNotCarried: "forward_chunk returns its state as it was: nothing is carried on",
     ForwardSeesTwoAhead: "forward at position t sees x[t+2]",
+    DropoutInEvaluation: "forward draws random numbers",
+    RandomInitialState: "init_state draws random numbers",
     ChunkOfAnotherScale: "forward_chunk from an initial state is not forward, first at position 0",
     planted.LeakAtOnePosition: "forward at position t sees x[t+1] (t = 7)",
     planted.LeakInChunks: "forward_chunk at position t sees x[t+1]",

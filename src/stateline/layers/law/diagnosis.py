@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import one_line
+from stateline.layers.base import AnyLayer
 from stateline.layers.law.case import Case, relative
 from stateline.layers.law.outputs import misfits
 from stateline.layers.law.report import Finding
@@ -130,6 +131,21 @@ def _input_changes(case: Case) -> Iterator[str]:
         run(x)
         if not torch.equal(x, case.x):
             yield f"{verb} changes its input"
+
+
+def _random(case: Case) -> Iterator[str]:
+    """Two copies of the layer return the same."""
+    state = case.warm()
+    calls: dict[str, Callable[[AnyLayer], Any]] = {
+        "init_state": lambda layer: layer.init_state(len(case.x)),
+        "forward": lambda layer: layer(case.x),
+        "forward_chunk": lambda layer: layer.forward_chunk(case.x, state),
+        "step": lambda layer: layer.step(case.x[:, 0], state),
+    }
+    for verb, call in calls.items():
+        first, second = (call(copy.deepcopy(case.layer)) for _ in range(2))
+        if _differing(case, first, second):
+            yield f"{verb} draws random numbers: two calls with one input return two results"
 
 
 def _memory(case: Case) -> Iterator[str]:
@@ -327,6 +343,7 @@ _EXPERIMENTS = (
     _raises,
     misfits,
     _input_changes,
+    _random,
     _memory,
     _future,
     _rows,
