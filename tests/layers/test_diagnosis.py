@@ -64,6 +64,7 @@ SAID: dict[type[Twin], str] = {
     RandomInitialState: "init_state draws random numbers",
     ChunkOfAnotherScale: "forward_chunk from an initial state is not forward, first at position 0",
     planted.LeakAtOnePosition: "forward at position t sees x[t+1] (t = 7)",
+    planted.LeakInTraining: "in training mode, the input at position ",
     planted.LeakInChunks: "forward_chunk at position t sees x[t+1]",
     planted.StateChangedInPlace: "forward_chunk changes its input state: position",
     planted.StateChangedInPlaceByAStep: "step changes its input state: h",

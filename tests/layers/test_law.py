@@ -94,6 +94,28 @@ class LeakAtOnePosition(Twin):
         return y
 
 
+class LeakInTraining(Twin):
+    """A norm over the batch reads all positions until the model is evaluated."""
+
+    clause = "no output sees a later input, in training"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward(self.norm(x.mT).mT)
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super()._forward_chunk(self.norm(x.mT).mT, state)
+
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super()._step(self.norm(x), state)
+
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        return super()._step_(self.norm(x), state)
+
+
 class LeakInChunks(Twin):
     clause = "chunks = forward"
 

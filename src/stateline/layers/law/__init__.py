@@ -57,7 +57,7 @@ def check_layer(
       respect to parameters, input and the incoming state.
     - Outputs have the shape (batch, length, d_output) and the dtype of the input.
     - Every parameter that matters gets a gradient.
-    - No output depends on a later input, and rows do not mix.
+    - No output depends on a later input, also in training mode, and rows do not mix.
     - The given state and input are unchanged, and every initial state is a fresh one.
     - Documents that are packed into rows give the outputs, gradients and states of each alone.
     - Joined states of different lengths give the outputs of each alone.

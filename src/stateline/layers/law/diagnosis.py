@@ -43,6 +43,7 @@ _SAID = {
     "state_bytes is true": "state_bytes is wrong: {note}",
     "no chunk stays in memory": "the state keeps the memory of a whole chunk alive: {note}",
     "every parameter gets its gradient": "no method passes a gradient to {note}, which is used",
+    "no output sees a later input, in training": "in training mode, {note}",
     "bfloat16 runs, accumulators float32": "in bfloat16, {note}",
 }
 """The sentences of the clauses that have no experiment."""

@@ -77,21 +77,32 @@ def misfits(case: Case) -> Iterator[str]:
 
 def causality(case: Case) -> Iterator[Finding]:
     """No output depends on a later input."""
+    yield _leak(case, training=False)
+    yield _leak(case, training=True)
+
+
+def _leak(case: Case, training: bool) -> Finding:
+    """The effect of each input on earlier outputs; random numbers of training are the same."""
     length = case.x.shape[1]
     row = case.x[:1]
     changed = row.repeat_interleave(length, dim=0)
     other = case.example(length, length)
     diagonal = torch.arange(length, device=row.device)
     changed[diagonal, diagonal] = other[diagonal, diagonal]  # row t differs at position t alone
-    with torch.no_grad():
-        before, after = case.layer(row), case.layer(changed)
+    outputs = []
+    for x in (row.expand_as(changed), changed):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            outputs.append(copy.deepcopy(case.layer).train(training)(x))
+    before, after = outputs
     later = (diagonal[None, :] >= diagonal[:, None]).view(length, length, *[1] * (after.ndim - 2))
     difference = (after - before).abs().masked_fill(later, 0.0)
     worst = difference.flatten(1).amax(dim=1)
     error = float(worst.max()) / (float(before.abs().max()) or 1.0)
     late = f"the input at position {int(worst.argmax())} changes earlier outputs"
     note = "" if error <= case.limit else late
-    yield Finding("no output sees a later input", error, case.limit, note)
+    clause = "no output sees a later input" + (", in training" if training else "")
+    return Finding(clause, error, case.limit, note)
 
 
 def rows_do_not_mix(case: Case) -> Iterator[Finding]:
