@@ -33,6 +33,7 @@ from stateline.layers import (
     save_state,
     select_rows,
 )
+from stateline.layers.law import check_layer
 from stateline.models.language_model import LanguageModel
 from stateline.ops import use_backend
 
@@ -292,3 +293,20 @@ def test_a_state_of_another_window_is_refused(tmp_path: Any) -> None:
     assert shapes[0] == shapes[1]
     with pytest.raises(InputError, match="saved by a model with another configuration"):
         load_state(tmp_path / "state", five)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"), [({}, "a dict"), ([], "a list"), (None, "a NoneType"), ((0,), "a int")]
+)
+def test_a_layer_whose_state_is_no_tuple_of_tensors_is_told(state: Any, told: str) -> None:
+    class Odd(SequenceLayer[Any]):
+        def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+            return state
+
+        def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+            return x, state
+
+    layer = Odd(WIDTH)
+    with pytest.raises(InputError, match=f"Odd.init_state makes {told}"):
+        layer.forward_chunk(torch.zeros(1, 2, WIDTH), state)
+    assert "a (named) tuple of states" in check_layer(layer).diagnosis

@@ -55,6 +55,12 @@ class RandomInitialState(Twin):
         return state._replace(h=torch.randn_like(state.h))
 
 
+class StateInFloat32(Twin):
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        state = super().init_state(batch_size, capacity=capacity)
+        return state._replace(h=state.h.float())
+
+
 SAID: dict[type[Twin], str] = {
     ChunkIgnoresItsState: "forward_chunk ignores its state",
     StepIgnoresItsState: "step ignores its state",
@@ -62,6 +68,7 @@ SAID: dict[type[Twin], str] = {
     ForwardSeesTwoAhead: "forward at position t sees x[t+2]",
     DropoutInEvaluation: "forward draws random numbers",
     RandomInitialState: "init_state draws random numbers",
+    StateInFloat32: "init_state makes h of the state torch.float32 in a layer of torch.float64",
     ChunkOfAnotherScale: "forward_chunk from an initial state is not forward, first at position 0",
     planted.LeakAtOnePosition: "forward at position t sees x[t+1] (t = 7)",
     planted.LeakInTraining: "in training mode, the input at position ",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from stateline.errors import InputError
 from stateline.layers import Attention, SequenceLayer, accumulates, cat_states, detach
 from stateline.layers.law import LawReport, check_layer
 from stateline.layers.mixers.attention import AttentionState
@@ -659,6 +660,24 @@ def test_checking_changes_neither_the_layer_nor_the_random_state() -> None:
     assert torch.equal(torch.get_rng_state(), random_state)
     for parameter, old in zip(layer.parameters(), before, strict=True):
         assert torch.equal(parameter, old)
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "message"),
+    [
+        (Twin, {}, "check_layer takes a layer, an instance of"),
+        (nn.Linear(4, 4), {}, "check_layer takes a layer, an instance of"),
+        (Twin(), {"batch_size": 1}, "batch_size must be at least 2"),
+        (Twin(), {"chunks": (5,)}, "chunks must be two or more lengths of at least 1"),
+        (Twin(), {"chunks": (5, 0)}, "chunks must be two or more lengths of at least 1"),
+        (Twin(), {"dtype": torch.bfloat16}, "dtype must be torch.float64 or torch.float32"),
+    ],
+)
+def test_wrong_arguments_are_not_held_against_the_layer(
+    layer: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        check_layer(layer, **options)
 
 
 class Sum(SequenceLayer[Tensor]):

@@ -164,10 +164,26 @@ def _check_state(layer: Any, x: Tensor, state: State) -> None:
 
 @torch.no_grad()
 def _spec(layer: Any) -> Any:
-    """Structure and shapes of all states of a layer."""
+    """Structure and shapes of all states of a layer.
+
+    Raises:
+        InputError: If its states are not tensors or tuples of them.
+    """
     least, roomy = layer.init_state(1), layer.init_state(1, capacity=1)
+    _check_kind(layer, least)
     shapes, larger = ([leaf.shape for leaf in leaves_of(state)] for state in (least, roomy))
     return _tree_spec(least, roomy, layer.state_grows and shapes == larger)
+
+
+def _check_kind(layer: Any, state: Any) -> None:
+    if isinstance(state, tuple):
+        for part in state:
+            _check_kind(layer, part)
+    elif not isinstance(state, Tensor):
+        raise InputError(
+            f"a state is a tensor with a row per sequence or a (named) tuple of states, but "
+            f"{type(layer).__name__}.init_state makes {_name(state)} in it"
+        )
 
 
 def _tree_spec(least: State, roomy: State, any_slots: bool) -> Any:

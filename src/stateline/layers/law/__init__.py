@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from stateline.errors import one_line
-from stateline.layers.base import AnyLayer, require_causal
+from stateline.errors import InputError, one_line
+from stateline.layers.base import AnyLayer, SequenceLayer, require_causal
 from stateline.layers.law.case import LIMITS, Case, example_input
 from stateline.layers.law.diagnosis import diagnose
 from stateline.layers.law.gradients import gradients_agree
@@ -22,6 +22,7 @@ from stateline.layers.law.packing import packed_rows_agree
 from stateline.layers.law.precision import LOW_PRECISION_LIMIT, precision
 from stateline.layers.law.report import Finding, LawReport
 from stateline.layers.law.states import ages_join, saving, settings_are_kept, size, state_is_a_value
+from stateline.settings import at_least
 
 __all__ = ["LIMITS", "LOW_PRECISION_LIMIT", "Finding", "LawReport", "check_layer"]
 
@@ -80,13 +81,23 @@ def check_layer(
         is broken, ``report.diagnosis`` says what is wrong in one sentence.
 
     Raises:
-        InputError: If the layer is not causal; the law is about causal layers.
+        InputError: If the layer is not causal (the law is about causal layers), or an argument is
+            wrong.
 
     Example:
         >>> from stateline.layers import S4D
         >>> check_layer(S4D(4, d_state=4)).ok
         True
     """
+    if not isinstance(layer, SequenceLayer):
+        raise InputError(
+            f"check_layer takes a layer, an instance of a subclass of SequenceLayer, got {layer!r}"
+        )
+    if dtype not in LIMITS:
+        raise InputError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
+    if len(chunks) < 2 or min(chunks) < 1:
+        raise InputError(f"chunks must be two or more lengths of at least 1, got {chunks}")
+    at_least(2, batch_size=batch_size)
     require_causal(layer, "the law")
     subject = copy.deepcopy(layer).to(dtype).eval()
     with torch.random.fork_rng(devices=[]):

@@ -337,6 +337,13 @@ def _gradients_through_states(case: Case) -> Iterator[str]:
             yield f"{verb} passes no gradient through the state that it returns"
 
 
+def _dtypes(case: Case) -> Iterator[str]:
+    for name, leaf in _leaves(case.init()).items():
+        if leaf.is_floating_point() and leaf.dtype != case.dtype:
+            told = f"{leaf.dtype} in a layer of {case.dtype}"
+            yield f"init_state makes {name} of the state {told}: give it the dtype of a weight"
+
+
 _WITH_GRADIENTS = (_gradients, _gradients_through_states)
 
 _EXPERIMENTS = (
@@ -349,6 +356,7 @@ _EXPERIMENTS = (
     _future,
     _rows,
     _state_is_used,
+    _dtypes,
     _outputs,
     _steps,
     _ages,
