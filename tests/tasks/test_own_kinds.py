@@ -7,13 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from stateline import Comparison, register_task
+from stateline import (
+    Comparison,
+    InputError,
+    LanguageModel,
+    ModelConfig,
+    TrainConfig,
+    make_task,
+    register_task,
+)
 from stateline.cli import main
 from stateline.compare import compare
-from stateline.evaluate import score_positions, score_task
+from stateline.evaluate import evaluate, score_positions, score_task
 from stateline.evaluate.losses import Buckets
 from stateline.runs.results import Results
-from stateline.tasks import TASKS, Batch, Task, generator
+from stateline.tasks import TASKS, Batch, GeneratedTask, LabelledTask, Problems, Task, generator
+from stateline.train.loop import train
 
 SCORED: list[range] = []
 """Numbers of the evaluation batches of the drawn task, by call."""
@@ -143,3 +152,95 @@ def test_a_training_setting_of_ones_own_task_that_is_unknown_is_named(
     assert main(["train", "lstm", "--task", "own_drawn", "--out", str(tmp_path / "run")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "setting of the training of own_drawn 'stepz': did you mean 'steps'?" in line
+
+
+def lstm() -> LanguageModel:
+    return LanguageModel(ModelConfig("lstm", vocab_size=2, d_model=4))
+
+
+ROWS = torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        (
+            (ROWS, ROWS[:, -1]),
+            "batches of Odd must be a tensor of inputs .* and torch.int64 of .2,",
+        ),
+        ((ROWS, ROWS[:, 1:]), "got torch.int64 of .2, 4. and torch.int64 of .2, 3."),
+        ((ROWS.numpy(), ROWS), "got ndarray and torch.int64"),
+        ((ROWS, ROWS + 1), "targets must be from 0 to 1, or -100"),
+        ((ROWS, ROWS.where(ROWS == 0, -1)), "targets must be from 0 to 1, or -100"),
+    ],
+)
+def test_a_batch_without_a_target_for_each_position_is_refused(
+    batch: tuple[Any, Any], told: str
+) -> None:
+    class Odd(Own):
+        def train_batch(self, index: int) -> Batch:
+            return Batch(*batch)
+
+    with pytest.raises(InputError, match=told):
+        train(lstm(), Odd(), TrainConfig(steps=1))
+
+
+def test_targets_may_be_int32() -> None:
+    class Narrow(Drawn):
+        def train_batch(self, index: int) -> Batch:
+            return Batch(ROWS, ROWS.int())
+
+    assert train(lstm(), Narrow(), TrainConfig(steps=1)).steps == 1
+
+
+@pytest.mark.parametrize("answers", [ROWS[:, 0], ROWS[:1, :1], ROWS.numpy()])
+def test_problems_of_unequal_shapes_are_refused(answers: Any) -> None:
+    """One answer for all prompts would be compared with every decoded one."""
+
+    class Odd(GeneratedTask):
+        metric, train_length, eval_lengths = "accuracy", 4, (4,)
+
+        def train_batch(self, index: int) -> Batch:
+            return Batch(ROWS, ROWS)
+
+        def problems(self, length: int, index: int) -> Problems:
+            return Problems(ROWS, answers)
+
+    for call in (Odd().check, lambda: evaluate(lstm(), Odd(), 4)):
+        with pytest.raises(InputError, match="problems of Odd must be prompts, a tensor of shape"):
+            call()
+
+
+def test_labels_of_unequal_shapes_are_refused() -> None:
+    class Odd(LabelledTask):
+        def draw(self, rng: Any, count: int, length: int, *, training: bool) -> Batch:
+            return Batch(ROWS, ROWS[:, :1])
+
+    with pytest.raises(InputError, match="batches of Odd must be a tensor of inputs"):
+        evaluate(lstm(), Odd(), 4)
+
+
+def test_scores_are_numbers() -> None:
+    class Tensors(Drawn):
+        pass
+
+    @score_task.register
+    def _tensors(task: Tensors, model: Any, length: int, batches: range) -> dict[str, Any]:
+        return {"share_right": torch.tensor(0.5)}
+
+    assert type(evaluate(lstm(), Tensors(), 4)["share_right"]) is float
+
+
+@pytest.mark.parametrize("lengths", [(), (8, 16), (4.0, 8)])
+def test_lengths_that_results_cannot_hold_are_refused(
+    lengths: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(self: Drawn, seed: int = 0) -> None:
+        Own.__init__(self, seed)
+        self.eval_lengths = lengths
+
+    monkeypatch.setattr(Drawn, "__init__", init)
+    with pytest.raises(
+        InputError, match="eval_lengths of Drawn must be whole numbers with train_le"
+    ):
+        make_task("own_drawn")

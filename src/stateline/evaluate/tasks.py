@@ -32,7 +32,9 @@ from stateline.tasks.base import (
     GeneratedTask,
     LabelledTask,
     PackedBatch,
+    Problems,
     Task,
+    check_batch,
 )
 from stateline.tasks.rows import RowsTask
 from stateline.tasks.text.answers import Answers
@@ -86,7 +88,7 @@ def evaluate(
             f"the metric of {type(task).__name__} must be one of its scores, "
             f"{', '.join(sorted(scores))}, got {task.metric!r}"
         )
-    return scores
+    return {name: float(score) for name, score in scores.items()}
 
 
 @singledispatch
@@ -124,7 +126,8 @@ def _answered(
 ) -> dict[str, float]:
     totals: dict[str, float] = defaultdict(float)
     for index in batches:
-        prompts, answers = task.problems(length, index)
+        prompts, answers = problems = Problems(*task.problems(length, index))
+        problems.check(task)
         answer = _guided if task.teacher_forcing else _decoded
         predictions = answer(model, prompts, answers)
         for name, score in task.score(answers, predictions).items():
@@ -282,6 +285,8 @@ def _label(
 ) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
     """Targets of the batches, and the most likely token for each."""
     rows = [task.labelled(length, index) for index in batches]
+    for batch in rows:
+        check_batch(task, *batch)
     predictions = [_likeliest(model, tokens) for tokens, _ in rows]
     return torch.cat([targets for _, targets in rows]), torch.cat(predictions)
 

@@ -194,8 +194,19 @@ Known: algorithm, ...
         if isinstance(value, int) and value > MAX_SETTING:
             raise InputError(f"{key} of {item.name} must be at most {MAX_SETTING:,}, got {value}")
     task = construct("task", item.name, TASKS[item.name], item.keywords, seed)
+    _check_lengths(task)
     _check_size(task)
     return task
+
+
+def _check_lengths(task: Task) -> None:
+    """Refuse lengths that results cannot hold, before anything is trained."""
+    lengths = task.eval_lengths
+    if task.train_length not in lengths or not all(type(n) is int and n > 0 for n in lengths):
+        raise InputError(
+            f"eval_lengths of {type(task).__name__} must be whole numbers with "
+            f"train_length={task.train_length} among them, got {lengths}"
+        )
 
 
 def _check_size(task: Task) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stateline.data import Tokenizer
 from stateline.errors import InputError
+from stateline.layers.state import shown
 from stateline.models.config import ModelConfig
 from stateline.models.presets import configure
 from stateline.settings import at_least
@@ -37,9 +38,19 @@ Targets = Int[Tensor, "batch length"] | Float[Tensor, "batch length values"]
 def cross_entropy(
     outputs: Float[Tensor, "batch length classes"], targets: Int[Tensor, "batch length"]
 ) -> Float[Tensor, ""]:
-    """Cross entropy in nats, summed over the targets other than ``IGNORE``."""
-    logits, wanted = outputs.flatten(0, 1), targets.flatten()
-    return F.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="sum")
+    """Cross entropy in nats, summed over the targets other than ``IGNORE``.
+
+    Raises:
+        InputError: If a target on the CPU is no class.
+    """
+    logits, wanted = outputs.flatten(0, 1), targets.flatten().long()
+    try:
+        return F.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="sum")
+    except IndexError as error:
+        raise InputError(
+            f"targets must be from 0 to {logits.shape[1] - 1}, or {IGNORE} (IGNORE) where there is "
+            f"none: {error}"
+        ) from error
 
 
 class Batch(NamedTuple):
@@ -83,6 +94,34 @@ class Problems(NamedTuple):
 
     prompts: Int[Tensor, "batch prompt"]
     answers: Int[Tensor, "batch answer"]
+
+    def check(self, task: "Task") -> None:
+        """Check the shapes of the problems of a task: scores would compare unequal ones, too.
+
+        Raises:
+            InputError: If they are not as many prompts as answers, in two matrices.
+        """
+        fit = all(isinstance(own, Tensor) and own.ndim == 2 for own in self)
+        if not fit or len(self.prompts) != len(self.answers):
+            raise InputError(
+                f"problems of {type(task).__name__} must be prompts, a tensor of shape (batch, "
+                "prompt), and answers of shape (batch, answer), got "
+                f"{shown(self.prompts)} and {shown(self.answers)}"
+            )
+
+
+def check_batch(task: "Task", tokens: Any, targets: Any) -> None:
+    """Check that a batch of a task has a target for each position.
+
+    Raises:
+        InputError: If it has not: losses and scores would fail, or compare unequal shapes.
+    """
+    pair = isinstance(tokens, Tensor) and isinstance(targets, Tensor)
+    if not pair or tokens.ndim < 2 or targets.shape[:2] != tokens.shape[:2]:
+        raise InputError(
+            f"batches of {type(task).__name__} must be a tensor of inputs (batch, length) and one "
+            f"of targets with the same two axes, got {shown(tokens)} and {shown(targets)}"
+        )
 
 
 def train_settings(of: "type[Task] | None" = None, **settings: float | str) -> Settings:
@@ -289,7 +328,7 @@ class GeneratedTask(Task):
             InputError: If there are not.
         """
         for length in self.eval_lengths:
-            self.problems(length, 0)
+            Problems(*self.problems(length, 0)).check(self)
 
     def score(
         self, answers: Int[Tensor, "batch answer"], predictions: Int[Tensor, "batch answer"]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from stateline.tasks.base import ConsecutiveBatch, Inputs, PackedBatch, Task
+from stateline.tasks.base import ConsecutiveBatch, Inputs, PackedBatch, Task, check_batch
 from stateline.train.config import TrainConfig
 from stateline.train.processes import Processes
 
@@ -94,6 +94,7 @@ class Batches:
         config, task = self.config, self.task
         batch = task.consecutive_batch(index) if config.carry_state else task.train_batch(index)
         tokens, targets, starts = *batch[:2], None
+        check_batch(task, tokens, targets)
         rows = self.processes.rows(len(tokens))
         fresh = torch.ones(len(tokens), dtype=torch.bool)
         if isinstance(batch, PackedBatch):
