@@ -99,6 +99,14 @@ class TestCapacity:
         assert main(["capacity", *(str(tmp_path) if o == "RUN" else o for o in options)]) == 2
         assert message in capsys.readouterr().err
 
+    def test_no_option_is_ignored_where_the_task_of_a_run_is_not_decoded(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        said(capsys, *train(tmp_path, "lstm", "--task", "word_problem(length=4)"))
+        assert main(["capacity", str(tmp_path), "--length", "5", "--noise", "true"]) == 2
+        message = "--length, --noise can be given only with a task that is answered by decoding"
+        assert message in capsys.readouterr().err
+
 
 class TestTrain:
     def test_the_run_has_its_model_metrics_and_result(

@@ -55,6 +55,11 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         model, _ = open_model(given, given.model)
         if (task := _task(given.model, given.task)) is not None:
             tables = [_measured(model, task, given)]
+        elif ignored := _run_options(given):
+            raise InputError(
+                f"{ignored} can be given only with a task that is answered by decoding, and that "
+                f"of {given.model} is not: name one, such as --task copying"
+            )
     else:
         model = _untrained(given, arguments, parser)
 
@@ -78,9 +83,9 @@ def _untrained(given: Namespace, arguments: Sequence[str], parser: Parser) -> "L
     """
     if "/" in given.model:
         raise InputError(f"MODEL must be a pattern or an existing folder, got {given.model!r}")
-    if wrong := [f"--{name}" for name in RUN_OPTIONS if given[name] is not None]:
+    if wrong := _run_options(given):
         raise InputError(
-            f"{', '.join(wrong)} can be given only for the folder of a trained run, not for the "
+            f"{wrong} can be given only for the folder of a trained run, not for the "
             f"pattern {given.model!r}"
         )
     from stateline.models.factory import meta_model
@@ -92,6 +97,11 @@ def _untrained(given: Namespace, arguments: Sequence[str], parser: Parser) -> "L
     model = meta_model(resolve(given.model, settings))
     assert isinstance(model, LanguageModel)
     return model.to(dtype)
+
+
+def _run_options(given: Namespace) -> str:
+    """The options for a trained run that were given."""
+    return ", ".join(f"--{name}" for name in RUN_OPTIONS if given[name] is not None)
 
 
 def _task(folder: str, named: str | None) -> "Task | None":
