@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -154,6 +155,13 @@ def test_the_page_of_a_layer_has_its_equation_state_cost_and_use(name: str) -> N
     for heading in ("State", "Cost per token", "When to choose it"):
         assert f"\n## {heading}\n" in page
     assert ":math:" in (kind.__doc__ or "") or ".. math::" in (kind.__doc__ or "")
+
+
+def test_every_extra_is_described() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    table = PAGES["quickstart"].partition("| extra |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert set(re.findall(r"`(\w+)`", "".join(rows))) == set(extras["optional-dependencies"])
 
 
 def test_every_task_is_described() -> None:
