@@ -285,3 +285,8 @@ def test_a_damaged_folder_is_one_line(
     damage(tmp_path)
     with pytest.raises(InputError, match=message):
         load_model(tmp_path)
+
+
+def test_only_a_language_model_is_wrapped(make: Make) -> None:
+    with pytest.raises(InputError, match="must be a LanguageModel of Stateline, got Stateline"):
+        hf.wrap(hf.wrap(make("h3")))

@@ -257,7 +257,15 @@ def wrap(model: LanguageModel, **settings: Any) -> StatelineForCausalLM:
     """A model of transformers that shares its tensors with a language model.
 
     ``settings`` are settings of transformers, such as ``eos_token_id``.
+
+    Raises:
+        InputError: If the model is of another class, such as one that is wrapped already.
     """
+    if not isinstance(model, LanguageModel):
+        raise InputError(
+            f"model must be a LanguageModel of Stateline, got {type(model).__name__}: read one "
+            "with stateline.load_model, or use a model of transformers as it is"
+        )
     with torch.device("meta"):
         wrapped = StatelineForCausalLM(StatelineConfig.of(model.config, **settings))
     wrapped.model, wrapped._built_on_meta = model, False
