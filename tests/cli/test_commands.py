@@ -1,5 +1,7 @@
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -338,3 +340,19 @@ class TestCompare:
         assert main(self.compare(tmp_path)) == 130
         error = capsys.readouterr().err.strip()
         assert error == "stateline: interrupted; finished work is kept"
+
+    def test_a_term_signal_ends_a_command_as_ctrl_c_does(self) -> None:
+        program = """if True:
+            import os, signal, sys
+            import stateline.cli.info
+            from stateline.cli import main
+
+            stateline.cli.info.run = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+            sys.argv = ["stateline", "info", "lstm"]
+            sys.exit(main())
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 143
+        assert done.stderr.strip() == "stateline: interrupted; finished work is kept"

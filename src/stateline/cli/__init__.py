@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -63,9 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; by default the arguments of the process.
 
     Returns:
-        The exit code: 0; 1 if a check failed; 2 if the user must change something.
+        The exit code: 0; 1 if a check failed; 2 if the user must change something; 130 or 143
+        after an interrupt or a TERM signal.
     """
     if argv is None:  # the process is ours
+        signal.signal(signal.SIGTERM, _terminate)
         wait_passively()
         _open_streams()
         for stream in (sys.stdout, sys.stderr):  # an encoding without some character is no error
@@ -79,9 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _dispatch(arguments)
         sys.stdout.flush()  # now, when a failure is still one line
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("\nstateline: interrupted; finished work is kept", file=sys.stderr)
-        return 130
+        return 128 + (error.args or (signal.SIGINT,))[0]
     except BrokenPipeError:  # whoever read our output has gone
         return 0
     except Exception as error:
@@ -93,6 +96,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if argv is None:
             drop_unwritten()
+
+
+def _terminate(number: int, _: object) -> None:
+    """End as an interrupt does, so that workers are stopped and nothing half-written is left."""
+    raise KeyboardInterrupt(number)
 
 
 def _open_streams() -> None:
