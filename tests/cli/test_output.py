@@ -47,3 +47,12 @@ def test_scores_that_nobody_reads_are_written(
         monkeypatch.setattr("sys.stdout", pipe)
         assert main(["evaluate", "run", "book.txt", "--out", "scores.json"]) == 0
     assert (folder / "scores.json").exists()
+
+
+@pytest.mark.parametrize("columns", ["0", ""])
+def test_no_columns_are_no_width(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-m", "stateline", "info", "lstm"]
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    monkeypatch.delenv("COLUMNS")
+    assert shown == subprocess.run(command, capture_output=True, text=True, check=True).stdout != ""

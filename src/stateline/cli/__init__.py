@@ -70,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # the process is ours
         signal.signal(signal.SIGTERM, _terminate)
         wait_passively()
+        if not os.environ.get("COLUMNS", "").strip("0"):  # no width, as in shutil
+            os.environ.pop("COLUMNS", None)
         _open_streams()
         for stream in (sys.stdout, sys.stderr):  # an encoding without some character is no error
             if isinstance(stream, io.TextIOWrapper):
