@@ -9,6 +9,7 @@ import pytest
 
 from stateline.cli import main
 from stateline.cli.reproduce import RECORDS
+from stateline.files import sole_writer
 from stateline.papers.record import RecordedRow, TableRecord, read_table, write_table
 from stateline.papers.verify import verify
 from stateline.reports import read_results
@@ -219,6 +220,17 @@ def test_without_training_the_table_has_what_is_there(capsys: pytest.CaptureFixt
     speed.write_text("{}")
     assert reproduce("--from", "old", "--as_is") == 0
     assert [(row.label, row.seeds) for row in recorded().rows] == [("LSTM", [0])]
+
+
+def test_two_commands_cannot_train_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    home = Path("runs/papers/nobody/one/laptop")
+    with sole_writer(home):
+        assert reproduce() == 2
+        assert f"another process writes {home}" in capsys.readouterr().err
+        assert not Path("runs/papers/runs").exists()
+    assert reproduce() == 0
+    with sole_writer(home):
+        assert reproduce("--as_is") == 0
 
 
 def test_tables_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from stateline.compare.engine import Engine
 from stateline.compare.news import News
 from stateline.compare.pool import local
 from stateline.errors import InputError
+from stateline.files import sole_writer
 from stateline.papers.chart import draw
 from stateline.papers.plan import plan_table
 from stateline.papers.record import FILE, TableRecord, record_table, write_table
@@ -75,7 +76,8 @@ def reproduce(  # noqa: PLR0913
         tell: Called with lines on the data and on the runs that are taken over.
 
     Raises:
-        InputError: If the table, a recipe, a task or a device cannot be used, or no run is there.
+        InputError: If the table, a recipe, a task or a device cannot be used, or no run is there;
+            or if another process trains the same table.
     """
     name, table = find_table(name, Path(recipes))
     if size not in table.sizes:
@@ -93,8 +95,10 @@ def reproduce(  # noqa: PLR0913
     if taken_from:
         tell(f"runs taken over: {len(taken)}")
     done |= taken
+    home = folder / name / size
     if train:
-        done = run_jobs(jobs, tasks, folder, done, engine or local(), news or News())
+        with sole_writer(home):  # or each of two commands would end at a run of the other's
+            done = run_jobs(jobs, tasks, folder, done, engine or local(), news or News())
     if not done:
         raise InputError(f"no run of {name} is there yet: leave out --as_is")
     given = [name, "--size", size, "--seeds", *map(str, seeds)]
@@ -104,7 +108,6 @@ def reproduce(  # noqa: PLR0913
     results = replace(begun, runs=runs, finished=len(runs) == len(jobs))
     record = record_table(name, table, size, results)
     keep_runs(taken, folder)
-    home = folder / name / size
     write_table(home / FILE, record)
     write_results(home, results)
     charts = draw(table, record, runs)
