@@ -361,6 +361,12 @@ def read_yaml(path: str | Path, what: str) -> Any:
     return content
 
 
+def to_yaml(content: Any) -> str:
+    """Plain data as YAML, of which :func:`read_yaml` reads the same data."""
+    text: str = yaml.dump(content, Dumper=_YamlDumper, allow_unicode=True, sort_keys=False)
+    return text
+
+
 def finite(value: Any) -> Any:
     """Plain data for JSON, in which numbers that are not finite are ``None``."""
     if isinstance(value, dict):
@@ -380,9 +386,16 @@ class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         return super().construct_mapping(node, deep)
 
 
-_YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+class _YamlDumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
+    """Quotes the text ``4e-3``, which is a number otherwise."""
+
+
+for _kind in (_YamlLoader, _YamlDumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+        list("-+0123456789"),
+    )
 
 
 def _check_keys(where: str, content: Any) -> None:

@@ -48,6 +48,12 @@ def test_the_command_for_a_folder_with_a_space_is_quoted(
     assert capsys.readouterr().out.endswith("in my run: stateline generate 'my run'\n")
 
 
+def test_a_folder_named_like_a_number_is_resumed(recipe: str) -> None:
+    assert main(["train", recipe, "--out", "1e-3"]) == 0
+    assert main(["train", "1e-3/config.yaml", "--train.steps", "6", "--resume"]) == 0
+    assert steps("1e-3") == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_recipe_is_trained(recipe: str) -> None:
     assert main(["train", recipe]) == 0
     assert steps() == [1, 2, 3, 4]

@@ -9,9 +9,10 @@ import difflib
 import re
 from typing import Any, NoReturn, get_args, get_origin
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, set_dumper
 
 from stateline.errors import InputError
+from stateline.files import to_yaml
 from stateline.plugins import import_code
 from stateline.settings import describe
 
@@ -22,6 +23,8 @@ _UNKNOWN_OPTION = re.compile(
     r"(?P<name>[\w.]+)"
 )
 _STRAY_OR_MISSING = re.compile(r"unrecognized arguments: |the following arguments are required: ")
+
+set_dumper("yaml", to_yaml)  # jsonargparse reads the text 1e-3 as a number, but does not quote it
 
 
 class Parser(ArgumentParser):
