@@ -31,6 +31,7 @@ from stateline.generate import (
 )
 from stateline.layers import nbytes
 from stateline.serve import Limits, Row
+from stateline.serve.app import Ticket
 from stateline.serve.engine import LogProbs, Piece
 from stateline.serve.replies import CompletionAnswer
 from tests.serve.running import Client, app_of, opinionated, running
@@ -321,6 +322,19 @@ def test_a_client_that_leaves_frees_its_row(client: Client, stream: bool) -> Non
     connection.close()
     left_alone(client, 0)
     assert client.metric("new_tokens_total") - before < 3900
+
+
+def test_nobody_waits_for_a_client_that_leaves_as_a_piece_comes() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def take() -> list[int]:
+        ticket = Ticket(Row([1]))
+        ticket.put(Piece("a"))
+        await ticket.watch(receive)
+        return [len(await asyncio.wait_for(ticket.take(), 10)) for _ in range(2)]
+
+    assert asyncio.run(take()) == [1, 0]
 
 
 def test_a_row_is_decoded_at_most_once_after_its_client_has_left() -> None:

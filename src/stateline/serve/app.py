@@ -46,9 +46,10 @@ class Ticket:
         self.news.set()
 
     async def take(self) -> list[Piece]:
-        """All pieces that have come; empty if the client has left."""
+        """All pieces that have come; empty, then and later, if the client has left."""
         await self.news.wait()
-        self.news.clear()
+        if not self.row.left:
+            self.news.clear()
         pieces, self.pieces = self.pieces, []
         return pieces
 
