@@ -150,7 +150,7 @@ def test_a_run_that_needs_own_code_names_it_and_never_imports_it(
     monkeypatch.chdir(trained)
     given = command.format(place).split()
     assert main(given) == 2
-    line = f"the run in run needs your own code: add --import {trained / 'my_layers.py'}"
+    line = f"the model in {place} needs your own code: add --import {trained / 'my_layers.py'}"
     assert capsys.readouterr().err == f"stateline: error: {line}\n"
     assert imported() == ()
 

@@ -99,7 +99,7 @@ def check_imports(folder: Path) -> None:
     here = {Path(name).name for name in imported()}
     if missing := [name for name in recorded_imports(run) if Path(name).name not in here]:
         options = " ".join(f"--import {name}" for name in missing)
-        raise InputError(f"the run in {run} needs your own code: add {options}")
+        raise InputError(f"the model in {folder} needs your own code: add {options}")
 
 
 def _is_missing(path: Path) -> bool:
