@@ -287,6 +287,7 @@ def test_a_damaged_folder_is_one_line(
         load_model(tmp_path)
 
 
+@pytest.mark.usefixtures("unannotated")
 def test_only_a_language_model_is_wrapped(make: Make) -> None:
     with pytest.raises(InputError, match="must be a LanguageModel of Stateline, got Stateline"):
         hf.wrap(hf.wrap(make("h3")))

@@ -70,7 +70,7 @@ def appended(
 
 
 def joined(
-    caches: Sequence[Float[Tensor, "batch slot *width"]],
+    caches: Sequence[Float[Tensor, "_ _ *width"]],
 ) -> Float[Tensor, "batch slot *width"]:
     """The rows of caches of different lengths; shorter ones get free slots."""
     slots = max(cache.shape[1] for cache in caches)
