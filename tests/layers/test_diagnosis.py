@@ -121,6 +121,7 @@ SAID: dict[type[Twin], str] = {
 }
 
 
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize("bug", SAID)
 def test_a_planted_bug_is_caught_and_named(bug: type[Twin]) -> None:
     report = check(bug)

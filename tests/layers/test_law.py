@@ -673,6 +673,7 @@ def test_checking_changes_neither_the_layer_nor_the_random_state() -> None:
         (Twin(), {"dtype": torch.bfloat16}, "dtype must be torch.float64 or torch.float32"),
     ],
 )
+@pytest.mark.usefixtures("unannotated")
 def test_wrong_arguments_are_not_held_against_the_layer(
     layer: Any, options: dict[str, Any], message: str
 ) -> None:

@@ -207,6 +207,7 @@ def test_a_loaded_state_equals_the_saved_one(layer: Stack, tmp_path: Path) -> No
     assert pytree.tree_structure(loaded) == pytree.tree_structure(state)
 
 
+@pytest.mark.usefixtures("unannotated")
 def test_what_is_no_state_is_not_saved(layer: Stack, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must be made of tensors, got NoneType"):
         save_state(tmp_path / "state", None, layer)

@@ -16,14 +16,14 @@ from stateline.ops.diagonal_ssm.reference import stepper_of
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.planes import exponential, multiply, powers_of, precise
 from stateline.ops.scan import diagonal_scan
-from stateline.ops.stepping import wide
 
 
 def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
     r"""Convolve, and add the response to the state, :math:`2\,\mathrm{Re}\,c\,a^{t+1} x`."""
     if state is None:
         return _from_zero(u, weights), None
-    (log_a, b, c), length, state = weights, u.shape[-2], wide(state)
+    (log_a, b, c), length = weights, u.shape[-2]
+    state = state.to(torch.promote_types(state.dtype, b.dtype))
     signal = u.to(state.dtype)  # the sum of both parts is rounded once
     inner, outer = _tables(log_a, length, first=1)
     inner, outer = inner.to(state.dtype), outer.to(state.dtype)
