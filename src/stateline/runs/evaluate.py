@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.generate.runs import load_any_run
 from stateline.models.factory import AnyModel
-from stateline.runs.folder import read_run
+from stateline.runs.folder import read_run, run_of
 from stateline.tasks import Task, make_task
 
 
@@ -72,8 +72,7 @@ def task_of_run(folder: Path, spec: str | None = None) -> tuple[str, Task]:
     Raises:
         InputError: If the task cannot be used, or the folder does not say what it is.
     """
-    whole = folder.absolute()
-    run = read_run(whole.parents[1] if whole.parent.name == "checkpoints" else folder)
+    run = read_run(run_of(folder))
     spec = spec or (run.task if run else None)
     if spec is None:
         raise InputError(f"{folder} does not record its task: name a task with --task")

@@ -82,6 +82,12 @@ def recorded_imports(folder: Path) -> list[str]:
     return found
 
 
+def run_of(folder: Path) -> Path:
+    """The folder of a run, given itself or one of its checkpoints."""
+    whole = folder.absolute()
+    return whole.parents[1] if whole.parent.name == "checkpoints" else folder
+
+
 def check_imports(folder: Path) -> None:
     """Check that the user's code that a run needs has been imported.
 
@@ -94,10 +100,8 @@ def check_imports(folder: Path) -> None:
     Raises:
         InputError: If something has not been imported.
     """
-    whole = folder.absolute()
-    run = whole.parents[1] if whole.parent.name == "checkpoints" else folder
-    here = {Path(name).name for name in imported()}
-    if missing := [name for name in recorded_imports(run) if Path(name).name not in here]:
+    here, needed = {Path(name).name for name in imported()}, recorded_imports(run_of(folder))
+    if missing := [name for name in needed if Path(name).name not in here]:
         options = " ".join(f"--import {name}" for name in missing)
         raise InputError(f"the model in {folder} needs your own code: add {options}")
 
