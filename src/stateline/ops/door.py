@@ -365,7 +365,7 @@ def one_precision(needs: str, *tensors: Any) -> str:
 
 
 def precise_weights(weights: Any) -> str:
-    """See :func:`one_precision`."""
+    """Why the weights are not all float32 or all float64, or an empty string."""
     return one_precision("weights need", weights)
 
 

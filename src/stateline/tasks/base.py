@@ -96,7 +96,7 @@ class Problems(NamedTuple):
     answers: Int[Tensor, "batch answer"]
 
     def check(self, task: "Task") -> None:
-        """Check the shapes of the problems of a task: scores would compare unequal ones, too.
+        """Check the shapes of the problems of a task: a score would also compare unequal shapes.
 
         Raises:
             InputError: If they are not as many prompts as answers, in two matrices.
