@@ -88,6 +88,13 @@ def test_few_positions_and_other_precisions_take_pytorchs_function(
     assert compiled(x).shape == (2048, 192)
 
 
+def test_an_exported_map_takes_any_number_of_rows() -> None:
+    exported = torch.export.export(
+        Linear(64, 192), (torch.randn(3, 64),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
+    )
+    assert exported.module()(torch.randn(2048, 64)).shape == (2048, 192)
+
+
 @pytest.mark.usefixtures("slower")
 def test_gradients_have_the_layout_of_their_weights() -> None:
     layer = Linear(64, 192)
