@@ -20,6 +20,7 @@ from stateline.cli.console import begin, wide_console
 from stateline.cli.parser import Parser
 from stateline.cli.recipe import SUFFIXES, add_settings, without_defaults
 from stateline.errors import InputError
+from stateline.files import check_writable
 from stateline.plugins import command_line
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from stateline.compare.news import together
     from stateline.compare.storage import results_folder
     from stateline.compare.trackers import tracked
-    from stateline.reports import check_report, print_results, write_report
+    from stateline.reports import print_results, write_report
     from stateline.reports.decision import read_budget
 
     comparison, console = _comparison(given), wide_console()
@@ -139,7 +140,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     budgets = [*map(read_budget, given.budget)]
     with results_folder(given.out) as (folder, mirror):
         report = folder / "report.html"
-        check_report(report)
+        check_writable(report)
         observers += [mirror] if mirror else []
         observers += [Watched(folder, budgets)] if given.watch else []
         with show_news(console) as shown:

@@ -11,7 +11,7 @@ from functools import partial
 from stateline.cli.options import add_device_and_dtype, place, user_folder
 from stateline.cli.parser import Parser
 from stateline.errors import InputError
-from stateline.files import user_path
+from stateline.files import check_writable, user_path
 from stateline.plugins import command_line
 
 OUT = "runs/probes"
@@ -41,7 +41,6 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
     from stateline.hf_check import HUGGING_FACE
     from stateline.probe import Material, Plan, Settings, load_reader, run_probes
-    from stateline.reports import check_report
     from stateline.reports.probes import point_line, print_probes, write_probes
 
     device, dtype = place(given)
@@ -54,7 +53,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         if not model.startswith(HUGGING_FACE):
             user_folder(model)
     console, folder = Console(markup=False), user_path(given.out, "folder to write")
-    check_report(folder / "probes.html")
+    check_writable(folder / "probes.html")
     load = partial(load_reader, tokenizer=given.tokenizer, device=device, dtype=dtype)
     results = run_probes(
         plan,

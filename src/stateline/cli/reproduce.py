@@ -15,6 +15,7 @@ from stateline.cli.console import begin, wide_console
 from stateline.cli.options import add_device
 from stateline.cli.parser import Parser
 from stateline.errors import InputError
+from stateline.files import check_writable
 from stateline.reports.format import count
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from stateline.papers.record import read_table, with_rows, write_table
     from stateline.papers.reproduce import reproduce
     from stateline.papers.table import RECIPES, find_table
-    from stateline.reports import check_report, write_report
+    from stateline.reports import write_report
 
     recipes = Path(given.recipes or RECIPES)
     if given.name is None:
@@ -82,7 +83,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         raise InputError(f"nothing to verify: {recorded} is missing; --record writes it")
     record = read_table(recorded) if given.verify else None
     folder = Path(given.out) / "verify" if given.verify else Path(given.out)
-    check_report(folder / name / given.size / "report.html")
+    check_writable(folder / name / given.size / "report.html")
     with show_news(Console(markup=False)) as news:
         found = reproduce(
             given.name,

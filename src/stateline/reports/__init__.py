@@ -7,10 +7,9 @@ from stateline.reports.terminal import print_results
 from stateline.runs.folder import read_results
 
 if TYPE_CHECKING:
-    from stateline.reports.html import check_report, export_charts, write_report
+    from stateline.reports.html import export_charts, write_report
 
 __all__ = [
-    "check_report",
     "export_charts",
     "folder_names",
     "merge",
@@ -22,7 +21,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the parts that draw charts at their first use: it takes most of a second."""
-    if name in {"check_report", "export_charts", "write_report"}:
+    if name in {"export_charts", "write_report"}:
         from stateline.reports import html
 
         return getattr(html, name)

@@ -79,17 +79,8 @@ def write_report(
         InputError: If it cannot be written.
     """
     target = Path(path)
-    check_report(target)
+    check_writable(target)
     write_text(target, page(results, budgets, refresh=refresh))
-
-
-def check_report(path: Path) -> None:
-    """Check that a report can be written.
-
-    Raises:
-        InputError: If it cannot.
-    """
-    check_writable(path)
 
 
 def export_charts(results: Results, folder: Path, formats: Sequence[str]) -> list[Path]:
