@@ -1,14 +1,14 @@
 """The suite ``decode``: prefill of prompts, then one token after the other, model beside model."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from stateline.bench.peers import PeerLayer, PeerModel
+from stateline.bench.peers import PeerLayer
+from stateline.bench.peers_hf import Mamba
 from stateline.bench.record import Figure
 from stateline.bench.speed import read
 from stateline.bench.suites import Settings, build_model, figure_of, layers_of, skip
@@ -38,7 +38,7 @@ def bench_decode(
     settings: Settings,
     configs: Mapping[str, ModelConfig],
     batches: Sequence[int],
-    peers: Mapping[str, PeerModel],
+    peers: Mapping[str, Mamba],
 ) -> Iterator[Figure]:
     """Prefill of a prompt, then one token after the other, for models side by side.
 
@@ -46,13 +46,15 @@ def bench_decode(
     whose prefill needs too much memory decodes after a prompt of one token: a state of constant
     size costs the same at any length.
     """
-    starts = _starts(settings, configs)
+    models = {name: build_model(config, settings).eval() for name, config in configs.items()}
+    ours = {f"{n} [{b}]": (model, b) for n, model in models.items() for b in settings.of_models}
     for prompt in settings.lengths:
         for batch in batches:
             sizes = Sizes(batch, prompt, 1, settings.device, settings.dtype)
             one = Sizes(batch, 1, 1, settings.device, settings.dtype)
             decoders: dict[str, _Ours | _Peer] = {
-                name: start(batch, prompt) for name, start in starts.items()
+                name: _Ours(model, backend, settings.state_dtype, batch, prompt)
+                for name, (model, backend) in ours.items()
             }
             fill = {name: decoder.prefill for name, decoder in decoders.items()}
             for name, peer in peers.items():
@@ -70,7 +72,7 @@ def bench_decode(
             steps = {name: decoder.step for name, decoder in decoders.items()}
             timed = interleave(steps, rounds=DECODED, device=settings.device)
             for name, timing in timed.items():
-                size = nbytes(decoders[name].state) if name in starts else None
+                size = nbytes(decoders[name].state) if name in ours else None
                 figure = figure_of("decode", name, "decode", one, timing, n_bytes=size)
                 yield msgspec.structs.replace(figure, length=prompt)
 
@@ -82,18 +84,6 @@ def _prefills(fill: Mapping[str, Call], device: torch.device) -> dict[str, Timin
     short = {name: call for name, call in fill.items() if first[name] < LONG_SECONDS}
     timed = interleave(short, rounds=2, device=device, first=first)
     return {name: timed.get(name) or Timing(first[name], (first[name],)) for name in fill}
-
-
-def _starts(
-    settings: Settings, configs: Mapping[str, ModelConfig]
-) -> dict[str, Callable[[int, int], "_Ours"]]:
-    """Our models on every backend, each begun with a number of rows and tokens of the prompt."""
-    models = {name: build_model(config, settings).eval() for name, config in configs.items()}
-    return {
-        f"{name} [{backend}]": partial(_Ours, model, backend, settings.state_dtype)
-        for name, model in models.items()
-        for backend in settings.of_models
-    }
 
 
 def bench_layer_decoding(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure]:
@@ -182,7 +172,7 @@ class _Ours:
 class _Peer:
     """A model or a layer of another project."""
 
-    def __init__(self, peer: PeerModel | PeerLayer, tokens: Tensor) -> None:
+    def __init__(self, peer: PeerLayer, tokens: Tensor) -> None:
         self.peer, self.tokens = peer, tokens
         self.state: Any = None
 

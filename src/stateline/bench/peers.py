@@ -32,24 +32,13 @@ BuildTrained = Callable[[ModelConfig, int], nn.Module]
 
 @runtime_checkable
 class PeerLayer(Protocol):
-    """A layer of another project that decodes."""
+    """A layer of another project that decodes, or a model of one, which reads tokens."""
 
     def prefill(self, x: Tensor) -> Any:
         """Read a prompt (batch, length, channel), and return the state."""
 
     def step(self, x: Tensor, state: Any) -> object:
         """Read one more position (batch, 1, channel), and change the state."""
-
-
-@runtime_checkable
-class PeerModel(PeerLayer, Protocol):
-    """A language model of another project, with random weights, which reads tokens."""
-
-    title: str
-    vocab_size: int
-
-    def too_large(self, batch: int, prompt: int) -> str:
-        """Why a prompt of this size cannot be read, or an empty string."""
 
 
 class _Transposed(nn.Module):
@@ -182,13 +171,13 @@ PEERS: Mapping[str, Callable[[Path | None], Mapping[str, Build]]] = {
 PEER_UPDATES: Mapping[str, Callable[[Path | None], BuildTrained]] = {"nanogpt": _nanogpt}
 """Projects with a transformer to train, beside patterns that are attention alone."""
 
-PEER_MODELS: Mapping[str, Callable[[int, int, torch.device], PeerModel]] = {"hf": peers_hf.Mamba}
+PEER_MODELS: Mapping[str, type[peers_hf.Mamba]] = {"hf": peers_hf.Mamba}
 """Projects with a language model, from its width, its vocabulary and its device."""
 
 
 def find_models(
     names: Sequence[str], d_model: int, vocab_size: int, place: torch.device
-) -> dict[str, PeerModel]:
+) -> dict[str, peers_hf.Mamba]:
     """Language models of other projects, by their names in tables.
 
     Raises:
