@@ -1,6 +1,5 @@
 """The suite ``ops`` of ``stateline bench``: single ops, by length and backend."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ from stateline import ops
 from stateline.bench.memory import peak_bytes
 from stateline.bench.record import Figure
 from stateline.bench.suites import BOTH, FORWARD, Settings, call_of, figure_of, skip
-from stateline.bench.timing import Call, interleave, waiter
+from stateline.bench.timing import Call, interleave, stopwatch
 from stateline.errors import InputError
 from stateline.ops import OPS, use_backend
 from stateline.ops.op import Sizes
@@ -131,16 +130,12 @@ def _too_slow(known: tuple[float, float] | None, flops: float) -> str:
 
 def _first(call: Call, device: torch.device) -> tuple[str, float]:
     """Why a backend cannot run a call, or the seconds of this first call."""
-    wait = waiter(device)
-    started = time.perf_counter()
     try:
-        call()
+        return "", stopwatch(device)(call, 1)
     except InputError as error:
         return str(error), 0.0
     except torch.OutOfMemoryError:
         return "it needs more memory than the device has", 0.0
-    wait()
-    return "", time.perf_counter() - started
 
 
 def _error(case: Case, backend: str, work: str, length: int) -> float | None:

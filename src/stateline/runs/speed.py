@@ -151,15 +151,13 @@ def _described(job: Job, timings: list[TimingRecord]) -> SpeedRecord:
 
 
 def _timing(measured: Measured) -> TimingRecord:
-    cell, spread = measured.cell, measured.spread
-    if spread is None:
-        return TimingRecord(**cell._asdict(), skipped=measured.skipped)
-    low, median, high = spread
+    low, median, high = measured.spread or (None, None, None)
     return TimingRecord(
-        **cell._asdict(),
+        **measured.cell._asdict(),
         tokens_per_second=median,
         low=low,
         high=high,
         rounds=len(measured.speeds),
         peak_memory=measured.peak,
+        skipped=measured.skipped,
     )
