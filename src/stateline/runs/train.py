@@ -132,7 +132,7 @@ def _train(
             interrupted=stop,
         )
     except TrainingDiverged as error:
-        return TrainResult(str(error), error.steps, 0.0, 0, None)
+        return TrainResult(steps=error.steps, stopped=str(error))
     if job.trial and ended.stopped == "interrupted" and not interrupted():
         ended.stopped = "paused"
     return ended

@@ -87,7 +87,7 @@ def train(
     with closing(trainer.batches), _in_training(model, config):
         trainer.resume()
         trainer.run(on_log, interrupted)
-    return TrainResult(**_result(trainer.progress), curve=trainer.curve)
+    return TrainResult(**vars(trainer.progress), curve=trainer.curve)
 
 
 @contextmanager
@@ -100,10 +100,6 @@ def _in_training(model: AnyModel, config: TrainConfig) -> Iterator[None]:
     finally:
         checkpoint_activations(model.stack, False)
         model.eval()
-
-
-def _result(progress: Progress) -> dict[str, Any]:
-    return {name: value for name, value in vars(progress).items() if name != "losses"}
 
 
 class Trainer:

@@ -85,24 +85,13 @@ class Progress:
 
 
 @dataclass
-class TrainResult:
-    """The outcome of a training run.
+class TrainResult(Progress):
+    """The outcome of a training run: its progress, ``stopped`` by an :data:`Ending`.
 
     Attributes:
-        stopped: ``finished`` (all steps done), ``solved`` (``stop_at`` reached) or
-            ``interrupted``.
-        steps: Number of updates.
-        seconds: Time spent in updates.
-        tokens: Number of tokens trained on.
-        steps_to_solve: Updates before the first score that reached the task's ``solved_at``.
         curve: All lines of metrics.
     """
 
-    stopped: str
-    steps: int
-    seconds: float
-    tokens: int
-    steps_to_solve: int | None
     curve: list[Metrics] = field(default_factory=list)
 
 
