@@ -1,6 +1,6 @@
 """Llama and its relatives: rotary attention and gated feed-forwards, some of them with experts."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from stateline.errors import InputError
@@ -66,29 +66,27 @@ MULTIPLIERS = (
 """Granite's."""
 
 
-def _windows(
-    used: Callable[[Draft], Any], first: Callable[[Draft], float]
-) -> Callable[[Draft], None]:
-    """A function that reads the kind of each layer.
+def _read_windows(draft: Draft, *, used: bool, first: float) -> None:
+    """The kind of each layer, and the window of sliding ones.
 
     Args:
-        used: The window of sliding layers, if they are used.
-        first: The first sliding layer, where the kinds are not listed.
+        draft: The configuration.
+        used: Whether windows are used, if no field says so.
+        first: The first sliding layer, if no field says so.
     """
-
-    def read(draft: Draft) -> None:
-        window, start, words = used(draft), first(draft), fields.SLIDING
-        types = fields.layer_types(draft.settings, "layer_types", tuple(words))
-        if types is None:
-            sliding = "full_attention" if window is None else "sliding_attention"
-            depth = range(fields.layer_count(draft.settings))
-            types = [sliding if i >= start else "full_attention" for i in depth]
-        if window is None and "sliding_attention" in types:
-            raise InputError("layer_types has sliding_attention, but no sliding_window is used")
-        draft.mixers = [words[word] for word in types]
-        draft.put("sliding_attention.window", window)
-
-    return read
+    settings, words, window = draft.settings, fields.SLIDING, None
+    if flag(settings, "use_sliding_window", used):
+        window = settings.get("sliding_window", 4096)
+    start = number(settings, "max_window_layers", first)
+    types = fields.layer_types(settings, "layer_types", tuple(words))
+    if types is None:
+        sliding = "full_attention" if window is None else "sliding_attention"
+        depth = range(fields.layer_count(settings))
+        types = [sliding if i >= start else "full_attention" for i in depth]
+    if window is None and "sliding_attention" in types:
+        raise InputError("layer_types has sliding_attention, but no sliding_window is used")
+    draft.mixers = [words[word] for word in types]
+    draft.put("sliding_attention.window", window)
 
 
 def _written(model: Written) -> tuple[list[str], int | None]:
@@ -112,19 +110,14 @@ def _write_qwen(model: Written) -> dict[str, Any]:
     return {**used, "layer_types": types}
 
 
-def _qwen_window(draft: Draft) -> Any:
-    used = flag(draft.settings, "use_sliding_window", False)
-    return draft.settings.get("sliding_window", 4096) if used else None
-
-
 _MISTRAL = Rule(
     "layer_types sliding_window",
-    _windows(lambda draft: draft.settings.get("sliding_window", 4096), lambda _: 0),
+    partial(_read_windows, used=True, first=0),
     _write_mistral,
 )
 _QWEN = Rule(
     "layer_types sliding_window use_sliding_window max_window_layers",
-    _windows(_qwen_window, lambda draft: number(draft.settings, "max_window_layers", 28.0)),
+    partial(_read_windows, used=False, first=28),
     _write_qwen,
 )
 
