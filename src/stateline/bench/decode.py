@@ -9,9 +9,9 @@ from torch import Tensor
 
 from stateline.bench.peers import PeerLayer
 from stateline.bench.peers_hf import Mamba
-from stateline.bench.record import Figure
+from stateline.bench.record import Figure, Skipped
 from stateline.bench.speed import read
-from stateline.bench.suites import Settings, build_model, figure_of, layers_of, skip
+from stateline.bench.suites import Settings, build_model, figure_of, layers_of
 from stateline.bench.timing import Call, Timing, interleave, stopwatch
 from stateline.generate.graphs import Graphs
 from stateline.layers import Stack
@@ -63,7 +63,7 @@ def bench_decode(
                 tokens = torch.randint(peer.vocab_size, shape, device=settings.device)
                 decoders[name] = _Peer(peer, tokens)
                 if reason:
-                    skip(settings, "prefill", name, "prefill", prompt, reason)
+                    settings.skipped.append(Skipped("prefill", name, "prefill", prompt, reason))
                     decoders[name].prefill()
                 else:
                     fill[name] = decoders[name].prefill

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stateline import ops
 from stateline.bench.memory import peak_bytes
-from stateline.bench.record import Figure
-from stateline.bench.suites import BOTH, FORWARD, Settings, call_of, figure_of, skip
+from stateline.bench.record import Figure, Skipped
+from stateline.bench.suites import BOTH, FORWARD, Settings, call_of, figure_of
 from stateline.bench.timing import Call, interleave, stopwatch
 from stateline.errors import InputError
 from stateline.ops import OPS, use_backend
@@ -95,7 +95,7 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                     if not reason:
                         reason, first[backend] = _first(call, settings.device)
                     if reason:
-                        skip(settings, name, backend, work, length, reason)
+                        settings.skipped.append(Skipped(name, backend, work, length, reason))
                     else:
                         calls[backend] = call
                 begun = {backend: first[backend] for backend in calls}

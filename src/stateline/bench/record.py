@@ -45,7 +45,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return 1e9 * self.seconds / self.positions
 
 
-class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+class Skipped(msgspec.Struct, frozen=True):
     """A candidate that could not run, or would have taken too long."""
 
     case: str

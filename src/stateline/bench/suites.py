@@ -213,15 +213,6 @@ def _copies(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
     return [inputs, *others]
 
 
-def skip(
-    settings: Settings, case: str, candidate: str, work: str, length: int, reason: str
-) -> None:
-    """Record what could not be measured."""
-    settings.skipped.append(
-        Skipped(case=case, candidate=candidate, work=work, length=length, reason=reason)
-    )
-
-
 def figure_of(
     case: str,
     candidate: str,
