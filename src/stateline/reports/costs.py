@@ -44,12 +44,14 @@ def _counted(field: str, entry: SpeedRecord) -> dict[int, Measured]:
     return {n: Measured(value, value, value) for n, value in getattr(entry, field).items()}
 
 
+_IN_STATE, _IN_ALL = "tokens already in the state", "sequence length (tokens)"
+
 STATE = Cost(
     partial(_counted, "state_bytes"),
     title="State size",
     short="state",
     unit="bytes per sequence",
-    length="tokens already in the state",
+    length=_IN_STATE,
     notes=("Memory that one sequence carries from token to token.",),
     text=short_bytes,
 )
@@ -58,14 +60,14 @@ FLOPS = Cost(
     title="FLOPs per token",
     short="FLOPs",
     unit="FLOPs per token",
-    length="sequence length (tokens)",
+    length=_IN_ALL,
     notes=("Forward FLOPs, counted, per token of a sequence of the given length.",),
 )
 
 _PHASES = {
-    "decode": ("Decoding", "One token at a time, after a context of the given length."),
-    "prefill": ("Prefill", "Reading a prompt of the given length."),
-    "train": ("Training", "An update: forward, backward and optimizer."),
+    "decode": ("Decoding", "One token at a time, after a context of the given length.", _IN_STATE),
+    "prefill": ("Prefill", "Reading a prompt of the given length.", _IN_ALL),
+    "train": ("Training", "An update: forward, backward and optimizer.", _IN_ALL),
 }
 
 
@@ -76,14 +78,14 @@ def speed(phase: str, batch: int | None = None) -> Cost:
         phase: What is timed.
         batch: Rows at a time; by default the only batch that was timed at a length, or one row.
     """
-    title, note = _PHASES[phase]
+    title, note, length = _PHASES[phase]
     rows = "" if batch is None else f", batch {batch}"
     return Cost(
         partial(_speeds, phase, batch),
         title=f"{title} speed{rows}",
         short=f"{phase} tok/s{rows}",
         unit="tokens per second",
-        length=_length(phase),
+        length=length,
         notes=(note, "Median of the rounds, with a band over its spread."),
         higher_is_better=True,
     )
@@ -91,14 +93,14 @@ def speed(phase: str, batch: int | None = None) -> Cost:
 
 def memory(phase: str, batch: int | None = None) -> Cost:
     """The peak memory of a phase; see :func:`speed`."""
-    title, note = _PHASES[phase]
+    title, note, length = _PHASES[phase]
     rows = "" if batch is None else f", batch {batch}"
     return Cost(
         partial(_memory, phase, batch),
         title=f"Peak memory, {title.lower()}{rows}",
         short=f"{phase} memory{rows}",
         unit="bytes beyond model and inputs",
-        length=_length(phase),
+        length=length,
         notes=(note,),
         text=short_bytes,
     )
@@ -178,7 +180,3 @@ def _memory(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Meas
     timed = _timed(phase, batch, entry)
     peaks = {t.length: t.peak_memory for t in timed if t.peak_memory is not None}
     return {length: Measured(peak, peak, peak) for length, peak in peaks.items()}
-
-
-def _length(phase: str) -> str:
-    return "tokens already in the state" if phase == "decode" else "sequence length (tokens)"
