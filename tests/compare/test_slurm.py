@@ -44,7 +44,7 @@ def test_without_submitit_it_is_said_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(InputError, match=r"pip install submitit"):
+    with pytest.raises(InputError, match=r"stateline\[slurm\]"):
         Slurm().open(tmp_path, {}, News()).__enter__()
 
 

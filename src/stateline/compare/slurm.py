@@ -17,7 +17,7 @@ from stateline.compare.engine import Running
 from stateline.compare.news import News
 from stateline.compare.own_code import OwnCode, code_for_nodes, from_node, run_on_node
 from stateline.devices import resolve_device
-from stateline.errors import InputError, reason
+from stateline.errors import InputError, needed, reason
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
 from stateline.runs.train import run_job
@@ -87,10 +87,7 @@ class Slurm:
         return 0
 
     def _executor(self, folder: Path) -> Any:
-        try:
-            import submitit
-        except ImportError as error:
-            raise InputError("the engine slurm needs submitit: pip install submitit") from error
+        submitit = needed("submitit", "the engine slurm", "slurm")
         given = {"gpus_per_node": self.gpus_per_job, "cpus_per_task": self.cpus_per_job}
         try:
             executor = submitit.AutoExecutor(folder.absolute() / "slurm", cluster=self.cluster)
