@@ -13,6 +13,8 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM, signal
 from typing import TYPE_CHECKING
 
+from jsonargparse import Namespace
+
 from stateline.cli.console import announce, begin
 from stateline.cli.options import add_device, add_tracker
 from stateline.cli.parser import Parser
@@ -28,16 +30,6 @@ from stateline.train.config import TrainConfig
 if TYPE_CHECKING:
     from stateline.runs.job import Job, TrainingCosts
     from stateline.runs.results import RunRecord
-
-NOT_OF_THE_RECIPE: tuple[str, ...] = (
-    "recipe",
-    "resume",
-    "dry_run",
-    "print_config",
-    "device",
-    "import",
-)
-NOT_OF_THE_RECIPE += ("tracker", "threads")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -74,6 +66,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     import torch
 
     from stateline.cli.progress import print_metrics
+    from stateline.compare.recipe import OF_A_RECIPE
     from stateline.compare.trackers import tracked
     from stateline.runs.job import training_costs
     from stateline.runs.single import run_single, single_job
@@ -84,9 +77,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     check_keywords(f"the training of {given.task}", TrainConfig, task.training)
     parser.set_defaults({f"train.{name}": value for name, value in task.training.items()})
     given = read_recipe(arguments, parser)
-    resolved = given.clone()
-    for name in NOT_OF_THE_RECIPE:
-        resolved.pop(name, None)
+    resolved = Namespace({name: given[name] for name in OF_A_RECIPE})
     recipe = parser.dump(resolved, skip_unset=False, skip_validation=True)
     if given.print_config:
         print(recipe if main else "", end="")

@@ -19,7 +19,8 @@ from stateline.runs.initial import settings_of
 from stateline.settings import check_keywords
 from stateline.train.config import TrainConfig
 
-_OF_A_RECIPE = ("pattern", "init", "task", "out", "model", "train")
+OF_A_RECIPE = ("pattern", "init", "task", "out", "model", "train")
+"""What a recipe may say, besides the code to import."""
 
 _ALIAS = re.compile(r"(?P<name>[^\s(),=*\"/][^(),=*\"/]*)=(?P<rest>.*)", re.DOTALL)
 
@@ -95,7 +96,7 @@ def read_recipe(path: str | Path, name: str = "") -> tuple[Recipe, str | None]:
     for spec in given.pop("import", ()):
         import_code(spec)
     for key, value in given.items():
-        check_choice(f"setting in {where}", key, _OF_A_RECIPE)
+        check_choice(f"setting in {where}", key, OF_A_RECIPE)
         kind, words = (dict, "a mapping") if key in ("model", "train") else (str, "text")
         if not isinstance(value, kind):
             raise InputError(f"{key} in {where} must be {words}, got {value!r:.40}")
