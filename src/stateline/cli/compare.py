@@ -11,6 +11,7 @@ their width, unless --d_model or --parameters is given.
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import Namespace
@@ -29,19 +30,6 @@ if TYPE_CHECKING:
 TASKS = ("associative_recall", "copying", "text")
 
 _UNITS = {"k": 10**3, "m": 10**6, "b": 10**9}
-
-_AS_GIVEN: tuple[str, ...] = (
-    "d_model",
-    "steps",
-    "lr",
-    "precision",
-    "match",
-    "protocol",
-    "lrs",
-    "muon_lrs",
-)
-_AS_GIVEN += ("weight_decays", "seeds", "budget_minutes")
-"""Options that are attributes of a comparison."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -175,14 +163,15 @@ def _comparison(given: Any) -> "Comparison":
             tasks.update({task: None} if task else {})
         else:
             models.append(text)
-    return Comparison(
-        models,
-        given.tasks or list(tasks) or TASKS,
-        parameters=None if given.parameters is None else [*map(_number, given.parameters)],
-        decide=given.decide or ("no" if given.seeds or given.protocol == "quick" else "best"),
-        **{name: given[name] for name in _AS_GIVEN},
+    found = {
+        "patterns": models,
+        "tasks": given.tasks or list(tasks) or TASKS,
+        "parameters": None if given.parameters is None else [*map(_number, given.parameters)],
+        "decide": given.decide or ("no" if given.seeds or given.protocol == "quick" else "best"),
         **{part: given.get(part, Namespace()).as_dict() for part in ("model", "train")},
-    )
+    }
+    others = {own.name: given[own.name] for own in fields(Comparison) if own.name not in found}
+    return Comparison(**found, **others)
 
 
 def _number(text: str) -> int:
