@@ -55,10 +55,11 @@ def test_an_rg_lru_is_its_equations() -> None:
     torch.testing.assert_close(layer(x), layer.out_proj(torch.stack(outputs, dim=1) * gate))
 
 
-def test_an_rg_lru_that_never_forgets_is_finite_and_has_finite_gradients() -> None:
-    layer, x = RGLRU(4), torch.randn(2, 5, 4)
+@pytest.mark.parametrize("bias", [-200.0, -43.0, -42.0, -41.0])  # at -200, gates are zero
+def test_an_rg_lru_that_hardly_forgets_is_finite_and_has_finite_gradients(bias: float) -> None:
+    layer, x = RGLRU(64), torch.randn(2, 5, 64)
     with torch.no_grad():
-        layer.decay_bias.fill_(-200.0)  # the gate is zero in float32
+        layer.decay_bias.fill_(bias)
     layer(x).sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in layer.parameters())
 

@@ -25,8 +25,8 @@ from stateline.ops import (
 _SHARPNESS = 8.0
 """The constant c of the paper: how much faster a state decays at most than by its own rate."""
 
-_SLOWEST = 1e-20
-"""Smallest rate -log a: inputs are divided and multiplied by it, which must not overflow."""
+_SLOWEST = 1e-15
+"""Smallest rate -log a: gradients divide inputs by its square, which must not overflow."""
 
 
 @accumulates("h")
