@@ -38,6 +38,8 @@ class ChannelMixing(SequenceLayer[ChannelMixingState]):
 
     References:
         Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025, section 4.
+        Initial values are simpler than in official code, where :math:`\mu` depends on the depth of
+        the layer, and where ``out_proj`` begins at zero.
     """
 
     wants_feed_forward = False

@@ -57,7 +57,8 @@ class MLSTM(DecayingAttention):
 
     References:
         Beck et al., "xLSTM: Extended Long Short-Term Memory", NeurIPS 2024, section 2.3; sizes,
-        norm and soft cap: Beck et al., "xLSTM 7B", 2025, section 3.
+        norm and soft cap: Beck et al., "xLSTM 7B", 2025, section 3. Biases of the gates begin as
+        in official code, where the weights of the gates begin at zero.
     """
 
     keeps_float32 = True

@@ -64,6 +64,9 @@ class RGLRU(SequenceLayer[RGLRUState]):
 
     References:
         De et al., "Griffin", 2024, section 2.4; first token and signs as in RecurrentGemma.
+        Initial decays as in the paper: where r is 1, a is uniform from 0.9 to 0.999. In
+        RecurrentGemma, the eighth root of a is in this range, so half of the channels begin with
+        a below 0.67; its filter begins smaller, too.
     """
 
     keeps_float32 = True

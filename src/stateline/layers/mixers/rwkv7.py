@@ -68,7 +68,9 @@ class RWKV7(SequenceLayer[RWKV7State]):
 
     References:
         Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025, section 4 and
-        appendix; the state is the transpose of the paper's.
+        appendix; the state is the transpose of the paper's. Initial values are simpler than in
+        official code, where they depend on the depth of the layer, and where ``out_proj`` begins
+        at zero.
     """
 
     # Values are mixed with those of the first layer by the wrapper ``value_residual``; the

@@ -41,7 +41,9 @@ class S4SSM(ChannelSSM):
 
     References:
         Gu et al., "Efficiently Modeling Long Sequences with Structured State Spaces", ICLR 2022;
-        Goel et al., "It's Raw!", ICML 2022, for the sign of the low-rank term.
+        Goel et al., "It's Raw!", ICML 2022, for the sign of the low-rank term. Initial values as
+        in the official code, but for B: there its entries are bounded by 2, so that the state is
+        not HiPPO's.
     """
 
     # Differs from the official code, which stores C (I - A^L) for the longest L seen, to avoid

@@ -57,7 +57,9 @@ class SLSTM(SequenceLayer[SLSTMState]):
 
     References:
         Beck et al., "xLSTM: Extended Long Short-Term Memory", NeurIPS 2024, section 2.2 and
-        appendix A; initial biases as in the official code halfway through a model.
+        appendix A; initial biases as in the official code about halfway through a model, where W
+        has the standard deviation :math:`\sqrt{2 / (5\,d)}` by the width of the layer; here by
+        that of a head.
     """
 
     keeps_float32 = True
