@@ -41,7 +41,8 @@ class HGRN2(DecayingAttention):
     """
 
     # Differs from the paper: there the bounds of all layers are learned together, as a cumulative
-    # softmax over the layers. Here each layer has its own, the sigmoid of a parameter.
+    # softmax over the layers. Here each layer has its own, the sigmoid of a parameter. The code of
+    # fla also divides queries by the root of their width, which the norm undoes up to norm_eps.
 
     keeps_float32 = True
     chunk = SHORT

@@ -24,8 +24,8 @@ class LightningAttention(DecayingAttention):
         y = W_o \left( \mathrm{norm}([S_t^\top q_t]_h) \odot \sigma(z_t) \right)
 
     Queries, keys and values are projections after SiLU. Head h = 1, ..., H decays at the rate
-    :math:`s_h = c\, 2^{-8 h / H}` per token, which are the slopes of ALiBi times ``decay_scale``
-    c. The norm divides by the root mean square over all heads.
+    :math:`s_h = c\, 2^{-8 h / H}` per token, with c = ``decay_scale``; for a power of two H, these
+    are the slopes of ALiBi times c. The norm divides by the root mean square over all heads.
 
     Args:
         d_model: Width of input and output.

@@ -49,8 +49,8 @@ class Retention(DecayingAttention):
         equations 5 to 8.
     """
 
-    # Differs from the paper, whose norm also subtracts the mean, as fla does. The official code
-    # spaces the angles so that the last one is exactly 1 / 10,000.
+    # Differs from the paper, whose norm also subtracts the mean; that of fla does not, either. The
+    # official code spaces the angles so that the last one is exactly 1 / 10,000.
 
     def __init__(
         self, d_model: int, *, n_heads: int = 4, expand_v: float = 2.0, norm_eps: float = 1e-5

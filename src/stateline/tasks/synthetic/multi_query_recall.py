@@ -41,8 +41,9 @@ class MultiQueryRecall(LabelledTask):
 
     References:
         Arora et al., "Zoology: Measuring and Improving Recall in Efficient Language Models", ICLR
-        2024, whose task this follows. Differs from there: the places of the keys are uniform, and
-        the number of pairs grows with the length.
+        2024, whose task this follows. Differs from its code: the places of the keys are uniform,
+        the number of pairs grows with the length, values may repeat, and "." stands where it draws
+        any token by default.
     """
 
     title = "Multi-query recall"
