@@ -50,6 +50,16 @@ def test_it_is_the_ratio_of_two_sums(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_the_first_token_is_written_however_small_its_gate_is(backend: str) -> None:
+    gates, weight, *_ = case(9)
+    moved = gates.clone()
+    moved[:, :, 0] -= 1e6
+    wanted, _ = slstm(gates, 0 * weight, empty_cell(weight, 2, 2, 3), backend=backend)
+    found, _ = slstm(moved, 0 * weight, empty_cell(weight, 2, 2, 3), backend=backend)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-8)  # of rounding 1e6 + i
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_large_gates_neither_overflow_nor_vanish(backend: str) -> None:
     gates, weight, *_ = (x.float() for x in case(9))
     for size in (-900.0, 900.0):

@@ -10,7 +10,7 @@ from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import door, mixed
 from stateline.ops.op import Example, Op, Sizes
 
-START = -1e4
+START = -1e30
 """Scale m of a state that has read nothing: smaller than any input gate."""
 
 
