@@ -53,9 +53,15 @@ def test_gradients_of_the_discretisation_are_those_of_differences(rule: Any) -> 
     assert torch.autograd.gradcheck(lambda *x: discretize(*x, rule, backend="numba"), inputs)
 
 
-def test_discretisation_of_tiny_steps_has_finite_gradients() -> None:
-    inputs = [torch.full((1,), -60.0), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1, 2)]
-    found = gradients(lambda *x: discretize(*x, "zoh", backend="numba"), inputs)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("log_dt", "decay"), [(-60.0, 1.0), (-45.0, 1.0), (-3.0, 0.0)])
+def test_discretisation_of_tiny_steps_is_the_limit_and_has_finite_gradients(
+    backend: str, log_dt: float, decay: float
+) -> None:
+    inputs = [torch.tensor([log_dt]), *torch.full((2, 1, 1), decay), torch.ones(1, 1, 2)]
+    _, b = discretize(*inputs, "zoh", backend=backend)
+    assert_close(b, torch.full_like(b, log_dt).exp())
+    found = gradients(lambda *x: discretize(*x, "zoh", backend=backend), inputs)
     assert all(x.isfinite().all() for x in found)
 
 

@@ -15,6 +15,9 @@ from stateline.ops.planes import Planes, divide, exponential_minus_one
 
 Discretization = Literal["zoh", "bilinear"]
 
+_SMALL = 1e-8
+"""Below, the gain is 1 + z/2 to all digits, and z squared may be zero."""
+
 
 def zero_order_hold(
     z: Float[Tensor, "*shape 2"],
@@ -25,7 +28,11 @@ def zero_order_hold(
         >>> zero_order_hold(torch.tensor([-0.01, 0.0]))[1]
         tensor([0.9950, 0.0000])
     """
-    return z, divide(exponential_minus_one(z), z)
+    real, imag = z.unbind(dim=-1)
+    near = torch.stack([1 + real / 2, imag / 2], dim=-1)
+    small = z.abs().amax(dim=-1, keepdim=True) < _SMALL
+    far = torch.where(small, 1.0, z)
+    return z, torch.where(small, near, divide(exponential_minus_one(far), far))
 
 
 def bilinear(

@@ -13,7 +13,7 @@ from stateline.layers.derived import derived
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence
 from stateline.ops import DiagonalWeights
-from stateline.ops.planes import divide, exponential_minus_one
+from stateline.ops.discretization import zero_order_hold
 from stateline.settings import at_least
 
 
@@ -52,7 +52,7 @@ class SimplifiedDSS(DiagonalRecurrence):
         """Logarithm of the transition, input vector and output vector of the recurrence."""
         frequency = self.frequency.exp() if self.exp_frequency else self.frequency
         log_a = torch.stack([-self.log_decay.exp(), frequency], dim=-1)
-        b = divide(exponential_minus_one(log_a), log_a)
+        _, b = zero_order_hold(log_a)
         # Halved, because the op counts each mode twice, for its conjugate.
         return DiagonalWeights(log_a[None], b.expand_as(self.c), self.c / 2)
 
