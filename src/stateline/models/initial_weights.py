@@ -61,8 +61,9 @@ def initialise(model: nn.Module, d_model: int, init: Init = "width") -> None:
     References:
         ``width``: Nguyen and Salazar, "Transformers without Tears", 2019; ``gpt2``: Radford et al.,
         2019; ``h3``: HazyResearch/H3; ``neox``: the models of "Repeat After Me"; ``mamba``:
-        state-spaces/mamba; ``staircase``: facebookresearch/transformer-sequential; ``t5``: Raffel
-        et al., 2020, the family of the Block-Recurrent code, without its small query maps.
+        state-spaces/mamba; ``staircase``: facebookresearch/transformer-sequential, which divides
+        with pre-norm alone; ``t5``: Raffel et al., 2020, the family of the Block-Recurrent code,
+        without its small query maps.
     """
     scheme = _SCHEMES[init]
     for module in model.modules():
