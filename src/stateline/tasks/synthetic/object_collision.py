@@ -54,7 +54,10 @@ class ObjectCollision(LabelledTask):
     References:
         Sukhbaatar et al., "Not All Memories are Created Equal: Learning to Forget by Expiring",
         ICML 2021; the semantics follow ``ParticleCollisionData`` in
-        facebookresearch/transformer-sequential, where all rows are parts of one world.
+        facebookresearch/transformer-sequential, where all rows are parts of one world. Differs from
+        there: its colours of the last meeting are views of the particles' colours and change with
+        them, so that it asks about the present colours. In 500 steps of the default grid, 3 % of
+        its steps have a label; here 17 %.
     """
 
     title = "Object collision"
