@@ -1,6 +1,6 @@
 """Diagonal state space model by its recurrence, in kernels compiled by numba for the CPU."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,45 +109,21 @@ def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
     return step
 
 
-class _Ends(NamedTuple):
-    """The first and the last document of each packed row.
-
-    Attributes:
-        documents: Number of all documents.
-        first: Index of each row's first document.
-        last: Index of each row's last document.
-        goes_on: Whether a state continues the row's first document (row, 1).
-    """
-
-    documents: int
-    first: Array
-    last: Array
-    goes_on: Array
-
-    def spread(self, rows: Array, places: Array) -> Array:
-        """States of rows at these documents, and zeros at all others."""
-        states = np.zeros((self.documents, rows.size // len(places)), rows.dtype)
-        states[places] = rows.reshape(len(places), -1)
-        return states
-
-    def entering(self, state: Array) -> Array:
-        """States before all documents."""
-        states = self.spread(state, self.first)
-        states[self.first] *= self.goes_on
-        return states.reshape(-1)
-
-
-def _ends(borders: Array, starts: Tensor | None) -> _Ends | None:
-    if starts is None or not starts.numel():
-        return None
-    rows = starts.shape[:-1].numel()
-    first = np.searchsorted(borders, np.arange(rows) * starts.shape[-1])
-    last = np.append(first[1:], len(borders) - 1) - 1
-    return _Ends(len(borders) - 1, first, last, ~starts[..., :1].reshape(rows, 1).numpy())
+def _ends(
+    shape: torch.Size, borders: Array, starts: Tensor | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each document the row whose state it continues, and the one it leaves a state; or -1."""
+    length = shape[-1]
+    if starts is None or not length:
+        rows = np.arange(len(borders) - 1)
+        return rows, rows
+    rows, places = np.divmod(borders[:-1], length)
+    goes_on = (places == 0) & ~starts.reshape(-1, length)[rows, 0].numpy()
+    return np.where(goes_on, rows, -1), np.where(borders[1:] % length == 0, rows, -1)
 
 
 class _Call:
-    """A call in the layout of the kernels: coefficients, signal, states, and borders of rows.
+    """A call in the layout of the kernels: coefficients, signal, states, and documents.
 
     Without a state, b is a factor of the output vector.
     """
@@ -165,10 +141,8 @@ class _Call:
         self.packed = np.empty(self.size * PLANES, self.b.dtype)
         pack(self.packed, self.a, self.b, self.c, *self.sizes, self.fold)
         self.signal, self.borders = flat(u, self.dtype), borders_of(u.shape[:-1], starts)
-        self.ends = None if state is None else _ends(self.borders, starts)
+        self.documents = self.borders, *_ends(u.shape[:-1], self.borders, starts)
         self.state = None if state is None else flat(state, self.dtype)
-        if self.ends and self.state is not None:
-            self.state = self.ends.entering(self.state)
         self.rows, self.work = len(self.borders) - 1, self.signal.size * modes
 
     def unpack(self, gradients: Array) -> tuple[Array, ...]:
@@ -187,12 +161,10 @@ def _forward(
     y = torch.empty(u.shape, dtype=call.dtype, device="cpu")
     after = None if call.state is None else np.empty_like(call.state)
     states = call.packed, call.state, after
-    arguments = call.signal, flat(y, call.dtype), *states, call.borders, *call.sizes
+    arguments = call.signal, flat(y, call.dtype), *states, *call.documents, *call.sizes
     fan_out(forward, arguments, call.rows * call.blocks, call.work * FORWARD)
     if state is None or after is None:
         return y.to(u.dtype), y.new_empty(0)
-    if call.ends:
-        after = after.reshape(call.ends.documents, -1)[call.ends.last]
     return y.to(u.dtype), torch.from_numpy(after).view(state.shape).to(state.dtype)
 
 
@@ -209,15 +181,11 @@ def _backward(
     packed = np.empty(pieces * call.size * GRADIENTS)  # float64, for they are sums
     end = before = None
     if call.state is not None:
-        end, before = flat(grad_after, call.dtype), np.empty_like(call.state)
-        if call.ends:
-            end = call.ends.spread(end, call.ends.last).reshape(-1)
+        end, before = flat(grad_after, call.dtype), np.zeros_like(call.state)
     signals = flat(grad, call.dtype), end, call.signal, du
-    places = call.rows, call.borders, np.diff(call.borders).max(initial=0)
+    places = call.rows, *call.documents, np.diff(call.borders).max(initial=0)
     arguments = (*signals, call.packed, call.state, before, packed, *places, *call.sizes, pieces)
     fan_out(backward, arguments, pieces * call.blocks, call.work * BACKWARD)
-    if before is not None and call.ends:
-        before = before.reshape(call.ends.documents, -1)[call.ends.first] * call.ends.goes_on
     return du, call.unpack(packed), before
 
 

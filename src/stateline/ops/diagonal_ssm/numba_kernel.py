@@ -136,10 +136,18 @@ def advance(ub, yb, rows, x, at, p, k, state):
 
 
 @kernel
-def forward(u, y, p, state, after, borders, channels, modes, start, stop):
-    """Tasks ``start`` to ``stop`` of (row, channel block).
+def _place(row, block, channels, modes):
+    """Where the states of a channel block begin; negative for row -1."""
+    return (row * channels + block * LANES) * modes * 2
 
-    Row n has the tokens ``borders[n]`` to ``borders[n + 1]``.
+
+@kernel
+def forward(u, y, p, state, after, borders, sources, targets, channels, modes, start, stop):
+    """Tasks ``start`` to ``stop`` of (document, channel block).
+
+    Document n has the tokens ``borders[n]`` to ``borders[n + 1]``. It continues the state of row
+    ``sources[n]``, or begins from zero if that is -1, and leaves that of row ``targets[n]``, or
+    none.
     """
     align_stack()
     blocks, groups = (channels + LANES - 1) // LANES, (modes + MODES - 1) // MODES
@@ -148,11 +156,11 @@ def forward(u, y, p, state, after, borders, channels, modes, start, stop):
     ub, yb = scratch(TIME * LANES, u), scratch(TIME * LANES, u)
     task = start
     while task < stop:
-        row, begin = task // blocks, task % blocks
+        document, begin = task // blocks, task % blocks
         end = min(begin + SPAN, begin + stop - task, blocks)
-        origin, length = borders[row], borders[row + 1] - borders[row]
+        origin, length = borders[document], borders[document + 1] - borders[document]
         for block in range(begin, end):
-            where = (row * channels + block * LANES) * modes * 2
+            where = _place(sources[document], block, channels, modes)
             lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
             states_in(x, at, state, where, modes, lanes, 2)
         for first in range(0, length, TIME):
@@ -168,7 +176,7 @@ def forward(u, y, p, state, after, borders, channels, modes, start, stop):
                 write_block(y, place, channels, rows, lanes, yb)
         if state is not None:
             for block in range(begin, end):
-                where = (row * channels + block * LANES) * modes * 2
+                where = _place(targets[document], block, channels, modes)
                 lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
                 states_out(after, where, modes, lanes, 2, x, at)
         task += end - begin
@@ -250,10 +258,10 @@ def retreat(ub, gb, db, rows, kept, place, lam, there, p, k, h, grad, g, groups,
 
 @kernel
 def backward(
-    gy, gafter, u, du, p, state, dstate, dp, batch, borders, longest, channels, modes, pieces,
-    start, stop,
+    gy, gafter, u, du, p, state, dstate, dp, batch, borders, sources, targets, longest, channels,
+    modes, pieces, start, stop,
 ):  # fmt: skip
-    """Tasks of (piece of the rows, channel block); dp takes the gradients of each task."""
+    """Tasks of (piece of the documents, channel block); dp takes the gradients of each task."""
     align_stack()
     blocks, groups = (channels + LANES - 1) // LANES, (modes + MODES - 1) // MODES
     size, most = groups * 2 * WIDE, max(1, (longest + TIME_BACK - 1) // TIME_BACK)
@@ -268,13 +276,14 @@ def backward(
         end = min(begin + SPAN, begin + stop - task, blocks)
         dp[task * many : (task + end - begin) * many] = 0
         done = 0  # blocks of time, of all rows
-        for row in range(batch * piece // pieces, batch * (piece + 1) // pieces):
-            origin, length = borders[row], borders[row + 1] - borders[row]
+        for document in range(batch * piece // pieces, batch * (piece + 1) // pieces):
+            origin, length = borders[document], borders[document + 1] - borders[document]
             count = max(1, (length + TIME_BACK - 1) // TIME_BACK)
             for block in range(begin, end):
-                where = (row * channels + block * LANES) * modes * 2
                 lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
+                where = _place(sources[document], block, channels, modes)
                 states_in(kept, most * at, state, where, modes, lanes, 2)
+                where = _place(targets[document], block, channels, modes)
                 states_in(lam, at, gafter, where, modes, lanes, 2)
             for n in range(1, count):
                 for block in range(begin, end):
@@ -303,7 +312,7 @@ def backward(
                     flush(dp, task * many, grad, 0, (end - begin) * many)
             if state is not None:
                 for block in range(begin, end):
-                    where = (row * channels + block * LANES) * modes * 2
+                    where = _place(sources[document], block, channels, modes)
                     lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
                     states_out(dstate, where, modes, lanes, 2, lam, at)
         flush(dp, task * many, grad, 0, (end - begin) * many)

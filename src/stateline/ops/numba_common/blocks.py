@@ -81,11 +81,11 @@ def flush(totals, at, parts, first, count):
 def states_in(packed, at, x, first, modes, lanes, parts):
     """States (channel, mode, part) of some channels, as (mode group, part, WIDE).
 
-    ``None`` stands for zeros.
+    ``None``, and a place below 0, stand for zeros.
     """
     groups = (modes + MODES - 1) // MODES
     packed[at : at + groups * parts * WIDE] = 0
-    if x is not None:
+    if x is not None and first >= 0:
         for i in range(lanes):
             for n in range(modes):
                 place = at + n // MODES * parts * WIDE + n % MODES * LANES + i
@@ -95,8 +95,8 @@ def states_in(packed, at, x, first, modes, lanes, parts):
 
 @kernel
 def states_out(x, first, modes, lanes, parts, packed, at):
-    """The inverse of ``states_in``."""
-    for i in range(lanes):
+    """The inverse of ``states_in``; below 0, nothing is written."""
+    for i in range(lanes if first >= 0 else 0):
         for n in range(modes):
             place = at + n // MODES * parts * WIDE + n % MODES * LANES + i
             for part in range(parts):
