@@ -167,7 +167,10 @@ STATES = [
         unhashed(instead("other/model.safetensors", WEIGHTS)),
         "state was saved by a model with other weights;",
     ),
-    (alter("state", ".past", nan), "state holds NaN in .session.model.layers[0].shift.past: save"),
+    (
+        alter("state", ".past", nan),
+        "state does not fit: its .session.model.layers[0].shift.past holds NaN; load it with the",
+    ),
     (alter("state", ".past", lambda t: t[:, :2]), "state does not fit: its .session.model.layers["),
     (alter("state", "session.token", lambda t: t + 999), "state is damaged: its numbers differ fr"),
 ]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.documents import Documents, read, read_chunk
-from stateline.layers.state import State, copied, leaves_of, select_rows, shown
+from stateline.layers.state import State, copied, has_sizes, leaves_of, select_rows, shown, sizes_of
 from stateline.ops.dispatch import wants_tangent
 
 _nested: ContextVar[bool] = ContextVar("nested", default=False)
@@ -194,12 +194,8 @@ def _tree_spec(least: State, roomy: State, any_slots: bool) -> Any:
     the capacity.
     """
     if isinstance(least, Tensor):
-        return _LeafSpec(
-            tuple(
-                None if small != large or axis == 0 or (any_slots and axis == 1) else small
-                for axis, (small, large) in enumerate(zip(least.shape, roomy.shape, strict=True))
-            )
-        )
+        sizes = enumerate(sizes_of(least, roomy))
+        return _LeafSpec(tuple(None if any_slots and axis == 1 else size for axis, size in sizes))
     any_slots = any_slots or hasattr(least, "cat")
     pairs = zip(least, roomy, strict=True)
     return type(least), [_tree_spec(a, b, any_slots) for a, b in pairs]
@@ -229,8 +225,7 @@ def _leaf_mismatch(
     elif shape[:1] != (rows,):
         found = f"{shape[0]} rows" if shape else "no rows"
         return f"the input has {rows} rows, the state {found} (a tensor of shape {tuple(shape)})"
-    pairs = zip(shape[1:], wanted[1:], strict=False)
-    if len(shape) != len(wanted) or any(b is not None and a != b for a, b in pairs):
+    if not has_sizes(shape, wanted):
         sizes = ", ".join("any" if size is None else str(size) for size in wanted[1:])
         return f"a tensor of shape (rows, {sizes}) is needed, got {tuple(leaf.shape)}"
     return ""

@@ -281,7 +281,10 @@ def load_state(
         reason = "it is a folder" if Path(path).is_dir() else error
         raise InputError(f"cannot read {path} as a state: {reason}; save it again") from error
     state = pytree.tree_unflatten(leaves, pytree.tree_structure(blank(0)))
-    _check_leaves(Path(path), state, blank(0), blank(1))
+    if fault := state_fault(state, blank):
+        raise InputError(
+            f"{path} does not fit: {fault}; load it with the model that saved it, or save another"
+        )
     if metadata.get("content") != _digest(state):
         raise InputError(f"{path} is damaged: its numbers differ from those saved; save it again")
     return to(state, device=next(layer.parameters(), torch.empty(0)).device)
@@ -362,23 +365,45 @@ def _check_fingerprint(path: Path, found: Fingerprint, wanted: Fingerprint, forc
             )
 
 
-def _check_leaves(path: Path, state: State, least: State, roomy: State) -> None:
-    """Check shapes against a template; rows and axes that a capacity enlarges may differ."""
-    found, wanted = named_leaves(state), named_leaves(least)
-    for (name, leaf), (_, small), large in zip(
-        found, wanted, pytree.tree_leaves(roomy), strict=True
-    ):
-        fixed = [axis for axis in range(1, small.ndim) if small.shape[axis] == large.shape[axis]]
-        fits = leaf.ndim == small.ndim and leaf.shape[:1] == found[0][1].shape[:1]
-        fits = fits and leaf.is_floating_point() == small.is_floating_point()
-        if not fits or any(leaf.shape[axis] != small.shape[axis] for axis in fixed):
-            raise InputError(
-                f"{path} does not fit: its {name} is {leaf.dtype} of shape {tuple(leaf.shape)}, "
-                f"a state of this layer has {small.dtype} of shape {tuple(small.shape)} per row; "
-                "load it with the model that saved it"
-            )
-        if leaf.is_floating_point() and bool(leaf.isnan().any()):
-            raise InputError(f"{path} holds NaN in {name}: save a state without NaN")
+def state_fault(state: State, template: Callable[[int], State], *, rows: int | None = None) -> str:
+    """The first fault of a state that was read from a file, in words; empty if there is none.
+
+    The sizes of all axes that do not grow must equal those of the template, and no number may be
+    NaN.
+
+    Args:
+        state: The state, with the structure of the template.
+        template: Returns a state of one row with room for the given number of steps.
+        rows: Number of rows that the state must have. Its dtypes must then be those of the
+            template, and no counter negative. Without it, floats may have any precision.
+    """
+    found, small, large = named_leaves(state), leaves_of(template(0)), leaves_of(template(1))
+    count = next((len(leaf) for _, leaf in found if leaf.ndim), 0) if rows is None else rows
+    for (name, leaf), least, roomy in zip(found, small, large, strict=True):
+        floats = leaf.is_floating_point() and least.is_floating_point()
+        if leaf.dtype != least.dtype and not (floats and rows is None):
+            return f"its {name} is {leaf.dtype}, not {least.dtype}"
+        if not has_sizes(leaf.shape, (count, *sizes_of(least, roomy)[1:])):
+            wanted = count, *least.shape[1:]
+            return f"its {name} has the shape {tuple(leaf.shape)}, not {wanted}"
+        if floats and leaf.isnan().any():
+            return f"its {name} holds NaN"
+        if rows is not None and not floats and leaf.numel() and leaf.min() < 0:
+            return f"its {name} is negative"
+    return ""
+
+
+def sizes_of(least: Tensor, roomy: Tensor) -> tuple[int | None, ...]:
+    """Sizes of the axes of a tensor of a state; ``None`` for rows and what a capacity enlarges."""
+    pairs = zip(least.shape[1:], roomy.shape[1:], strict=True)
+    return None, *(small if small == large else None for small, large in pairs)
+
+
+def has_sizes(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
+    """Whether a shape has these axes, of which those that are ``None`` may have any size."""
+    return len(shape) == len(sizes) and all(
+        size in (None, own) for own, size in zip(shape, sizes, strict=True)
+    )
 
 
 def _digest(state: State) -> str:

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.generate.state_files import state_fault
-from stateline.layers.state import cat_states, select_rows, to
+from stateline.layers.state import cat_states, select_rows, state_fault, to
 from stateline.models.checkpoint import WEIGHTS
 from stateline.models.factory import AnyModel, meta_model
 from stateline.settings import check_settings
