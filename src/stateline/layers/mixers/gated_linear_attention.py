@@ -8,13 +8,12 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
-from stateline.layers.mixers.linear_attention import LinearAttentionState
+from stateline.layers.mixers.linear_attention import LinearAttentionState, MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
 from stateline.settings import at_least
 
 
-class GatedLinearAttention(DecayingAttention):
+class GatedLinearAttention(MatrixAttention):
     r"""Multi-head linear attention with a decay per entry of the keys (GLA).
 
     .. math::

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
-from stateline.layers.mixers.linear_attention import LinearAttentionState
+from stateline.layers.mixers.linear_attention import LinearAttentionState, MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
 
 
-class HGRN2(DecayingAttention):
+class HGRN2(MatrixAttention):
     r"""Gated linear recurrent network with an expanded state.
 
     .. math::

@@ -11,12 +11,11 @@ from stateline.errors import InputError
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.decaying_attention import DecayingAttention
 from stateline.layers.mixers.heads import head_sizes
-from stateline.layers.mixers.linear_attention import LinearAttentionState
+from stateline.layers.mixers.linear_attention import LinearAttentionState, MatrixAttention
 
 
-class LightningAttention(DecayingAttention):
+class LightningAttention(MatrixAttention):
     r"""Multi-head linear attention with a fixed decay per head.
 
     .. math::

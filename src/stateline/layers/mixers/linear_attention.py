@@ -1,13 +1,14 @@
 """Linear attention: attention without the softmax; its state is one matrix per head."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from stateline.errors import InputError, check_choice
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
@@ -21,6 +22,7 @@ from stateline.ops import (
     linear_attention_step_,
 )
 from stateline.ops.linear_attention import CHUNK
+from stateline.settings import at_least
 
 Feature = Literal["elu", "relu", "identity", "random"]
 FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -39,7 +41,98 @@ class LinearAttentionState(NamedTuple):
     s: Float[Tensor, "batch head feature d_value"]
 
 
-class LinearAttention(SequenceLayer[LinearAttentionState]):
+class MatrixAttention(SequenceLayer[Any]):
+    """Linear attention, with or without a decay; its state is one matrix per head.
+
+    Abstract: subclasses say which queries, keys, values and decays follow from the input, and how
+    the output of the heads becomes the output of the layer. The state stays float32 under a cast to
+    half precision.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads.
+        d_key: Width of queries and keys of a head.
+        d_value: Width of the values of a head.
+
+    Attributes:
+        chunk: Tokens inside which the layer attends.
+    """
+
+    packs = True
+    chunk: ClassVar[int] = CHUNK
+    out_proj: nn.Linear
+
+    def __init__(self, d_model: int, n_heads: int, d_key: int, d_value: int) -> None:
+        super().__init__(d_model)
+        self.n_heads, self.d_key, self.d_value = n_heads, d_key, d_value
+
+    @abstractmethod
+    def signals(
+        self,
+        x: Float[Tensor, "batch *length d_model"],
+        state: Any,
+        starts: Documents | None = None,
+    ) -> tuple[Any, ...]:
+        """Queries, keys, values (..., head, entry), logarithmic decays, and what ``read`` needs."""
+
+    @abstractmethod
+    def read(self, y: Float[Tensor, "batch *length head d_value"], gate: Any) -> Tensor:
+        """Output, from the output of the heads and the input of the gate."""
+
+    def after(self, state: Any, s: Tensor, gate: Any) -> Any:  # noqa: ARG002
+        """The state after the tokens; its matrices are ``s``."""
+        return state._replace(s=s)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:  # noqa: ARG002
+        """Zero state."""
+        s = zeros(self.out_proj.weight, batch_size, self.n_heads, self.d_key, self.d_value)
+        return LinearAttentionState(s.to(torch.promote_types(s.dtype, torch.float32)))
+
+    def _forward_chunk(
+        self, x: Tensor, state: Any, starts: Documents | None = None
+    ) -> tuple[Tensor, Any]:
+        *signals, gate = self.signals(x, state, starts)
+        y, s = linear_attention(LinearSignals(*signals), state.s, starts=mask_of(starts))
+        return self.read(y, gate), self.after(state, s, gate)
+
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        *signals, gate = self.signals(x, state)
+        y, s = linear_attention_step(LinearSignals(*signals), state.s)
+        return self.read(y, gate), self.after(state, s, gate)
+
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        if records(x):
+            return super()._step_(x, state)
+        *signals, gate = self.signals(x, state)
+        return self.read(linear_attention_step_(LinearSignals(*signals), state.s), gate)
+
+    def flops_per_token(self, length: int) -> float:
+        """Linear maps, products with the state, and attention inside a chunk."""
+        heads, keys, values = self.init_state(1).s.shape[1:]
+        inside = 2.0 * heads * min(length, self.chunk) * (keys + values)
+        return super().flops_per_token(length) + inside + 4.0 * heads * keys * values
+
+
+def expanded(d_model: int, n_heads: int, **factors: float) -> list[int]:
+    """Width of a head for each multiple of the model's width.
+
+    Raises:
+        InputError: If there is no head, or the heads do not divide a width.
+    """
+    at_least(1, n_heads=n_heads)
+    widths = []
+    for name, factor in factors.items():
+        width = round(factor * d_model)
+        if width < 1 or width % n_heads:
+            raise InputError(
+                f"n_heads must divide {name} * d_model, got {n_heads=}, {name}={factor} and "
+                f"{d_model=}"
+            )
+        widths.append(width // n_heads)
+    return widths
+
+
+class LinearAttention(MatrixAttention):
     r"""Multi-head causal attention with a feature map in place of the softmax.
 
     .. math::
@@ -78,7 +171,6 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         Performers", ICLR 2021, lemma 1.
     """
 
-    packs = True
     projection: Float[Tensor, "feature d_head"]
 
     def __init__(
@@ -90,8 +182,8 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         n_features: int | None = None,
         normalise: bool = True,
     ) -> None:
-        super().__init__(d_model)
         _, self.d_head = head_sizes(d_model, n_heads, None, None)
+        super().__init__(d_model, n_heads, self.d_head, self.d_head + normalise)
         check_choice("feature", feature, (*FEATURES, "random"))
         if n_features is not None and (feature != "random" or n_features < 1):
             raise InputError(
@@ -103,59 +195,40 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
                 "a normaliser needs features that are not negative, got feature='identity': "
                 "set normalise=False, or take another feature"
             )
-        self.n_heads, self.n_features = n_heads, self.d_head
-        self.feature, self.normalise = feature, normalise
+        self.feature, self.normalise, self.n_features = feature, normalise, self.d_head
         if feature == "random":
             default = max(1, int(self.d_head * math.log(self.d_head)))
-            self.n_features = n_features or default
+            self.n_features = self.d_key = n_features or default
             self.register_buffer("projection", _directions(self.n_features, self.d_head))
         self.qkv = Linear(d_model, 3 * d_model, bias=False)
         self.out_proj = Linear(d_model, d_model, bias=False)
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> LinearAttentionState:  # noqa: ARG002
-        """Zero state."""
-        values = self.d_head + self.normalise
-        s = zeros(self.qkv.weight, batch_size, self.n_heads, self.n_features, values)
-        return LinearAttentionState(s.to(torch.promote_types(s.dtype, torch.float32)))
-
-    def _forward_chunk(
-        self, x: Tensor, state: LinearAttentionState, starts: Documents | None = None
-    ) -> tuple[Tensor, LinearAttentionState]:
-        y, s = linear_attention(self._project(x), state.s, starts=mask_of(starts))
-        return self._merge(y), LinearAttentionState(s)
-
-    def _step(self, x: Tensor, state: LinearAttentionState) -> tuple[Tensor, LinearAttentionState]:
-        y, s = linear_attention_step(self._project(x), state.s)
-        return self._merge(y), LinearAttentionState(s)
-
-    def _step_(self, x: Tensor, state: LinearAttentionState) -> Tensor:
-        if records(x):
-            return super()._step_(x, state)
-        return self._merge(linear_attention_step_(self._project(x), state.s))
-
     def flops_per_token(self, length: int) -> float:
-        """Projections, products with the state, and attention inside a chunk."""
-        heads, keys, values = self.init_state(1).s.shape[1:]
-        mixing = heads * (2.0 * min(length, CHUNK) * (keys + values) + 4.0 * keys * values)
-        if self.feature == "random":
-            mixing += 4.0 * self.n_features * self.d_model
-        return super().flops_per_token(length) + mixing
+        """Projections, products with the state, attention inside a chunk, and random features."""
+        features = 4.0 * self.n_features * self.d_model if self.feature == "random" else 0
+        return super().flops_per_token(length) + features
 
-    def _project(self, x: Tensor) -> LinearSignals:
-        """Features of queries and of keys (..., head, feature), and values (..., head, d_value)."""
+    def signals(
+        self,
+        x: Tensor,
+        state: LinearAttentionState,  # noqa: ARG002
+        starts: Documents | None = None,  # noqa: ARG002
+    ) -> tuple[Any, ...]:
+        """Features of queries and keys, and values; nothing decays, and there is no gate."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
         feature = FEATURES.get(self.feature, self._random_features)
         v = F.pad(v, (0, 1), value=1.0) if self.normalise else v
-        return LinearSignals(feature(q), feature(k), v)
+        return feature(q), feature(k), v, None, None
+
+    def read(self, y: Tensor, gate: None) -> Tensor:  # noqa: ARG002
+        """Divide by the normaliser."""
+        if self.normalise:
+            y = y[..., :-1] / (y[..., -1:] + EPS)
+        return self.out_proj(y.flatten(-2))
 
     def _random_features(self, x: Float[Tensor, "*shape d_head"]) -> Tensor:
         x = x / self.d_head**0.25
         return (x @ self.projection.mT - x.square().sum(-1, keepdim=True) / 2).exp()
-
-    def _merge(self, y: Float[Tensor, "batch *length head d_value"]) -> Tensor:
-        if self.normalise:
-            y = y[..., :-1] / (y[..., -1:] + EPS)
-        return self.out_proj(y.flatten(-2))
 
 
 def _directions(count: int, width: int) -> Float[Tensor, "feature d_head"]:

@@ -12,8 +12,8 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
 from stateline.layers.mixers.heads import check_normalised
+from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
 
 
 @accumulates("s", "m")
@@ -27,7 +27,7 @@ class MLSTMState(NamedTuple):
     m: Float[Tensor, "batch head"]
 
 
-class MLSTM(DecayingAttention):
+class MLSTM(MatrixAttention):
     r"""Long short-term memory whose cells are matrices.
 
     .. math::

@@ -12,8 +12,8 @@ from stateline.layers.base import accumulates, records
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents, count_positions
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
 from stateline.layers.mixers.heads import Rotary
+from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
 
 
 @accumulates("s")
@@ -24,7 +24,7 @@ class RetentionState(NamedTuple):
     length: Int[Tensor, " batch"]
 
 
-class Retention(DecayingAttention):
+class Retention(MatrixAttention):
     r"""Multi-scale retention.
 
     .. math::
