@@ -25,31 +25,24 @@ def linear_attention(
     """Attend inside each chunk, and carry the state to the next."""
     if x.decays_by_entry:
         return _by_entry(x.with_own_keys(), state, starts)
-    q, k, v, log_decay = x.reset(starts)
-    if v.shape[1] == 0:
-        return v.clone(), state.clone()
-    groups = q.shape[2]
-    if log_decay is None:
-        log_decay = torch.zeros((), dtype=state.dtype, device=v.device).expand(v.shape[:3])
-    h = state.unflatten(1, (groups, -1))
-    q, k = (t.to(state.dtype).transpose(1, 2) for t in (q, k))  # (batch, group, length, d_key)
-    v, log_decay = (
-        t.to(state.dtype).unflatten(2, (groups, -1)).movedim(1, 3) for t in (v, log_decay)
-    )  # (batch, group, head of the group, length, ...)
-    outputs = []
-    for q_c, k_c, v_c, g_c in zip(
-        q.split(CHUNK, dim=2),
-        k.split(CHUNK, dim=2),
-        v.split(CHUNK, dim=3),
-        log_decay.split(CHUNK, dim=3),
-        strict=True,
-    ):
-        between, since, until = decays(g_c)
-        scores = (q_c @ k_c.mT).unsqueeze(2) * between
-        outputs.append(scores @ v_c + since * (q_c.unsqueeze(2) @ h))
-        h = since[..., -1:, :] * h + k_c.mT.unsqueeze(2) @ (until * v_c)
-    y = torch.cat(outputs, dim=3).movedim(3, 1).flatten(2, 3)
-    return y.to(x.v.dtype), h.flatten(1, 2)
+    if x.log_decay is None:
+        x = x._replace(log_decay=state.new_zeros(()).expand(x.v.shape[:3]))
+    return _by_head(x, state, starts)
+
+
+def _chunk_by_head(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A chunk where the entries of a key decay alike; a group of heads shares queries and keys."""
+    v, log_decay, state = (t.unflatten(1, (q.shape[1], -1)) for t in (v, log_decay, state))
+    q, k = q.unsqueeze(2), k.unsqueeze(2)  # (batch, group, 1, length, d_key)
+    between, since, until = decays(log_decay)
+    y = (q @ k.mT * between) @ v + since * (q @ state)
+    after = since[..., -1:, :] * state + k.mT @ (until * v)
+    return y.flatten(1, 2), after.flatten(1, 2)
+
+
+_by_head = over_chunks(_chunk_by_head, CHUNK)
 
 
 def _chunk_by_entry(
