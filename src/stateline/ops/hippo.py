@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.errors import check_choice
+from stateline.ops.planes import conjugate, multiply
 
 Init = Literal["lin", "inv", "legs"]
 Measure = Literal["legs", "legt", "lagt"]
@@ -123,11 +124,10 @@ def diagonal_plus_low_rank(
     # value depends on the arbitrary phases of the eigenvectors, so nothing is clipped here.
     _, b, p = hippo(measure, size)
     values, vectors = normal_form(measure, size)
-    conjugate = torch.stack([vectors[..., 0], -vectors[..., 1]], dim=-1)
     return (
         values,
-        torch.einsum("rn,nmz->rmz", p, conjugate),
-        torch.einsum("n,nmz->mz", b, conjugate),
+        torch.einsum("rn,nmz->rmz", p, conjugate(vectors)),
+        torch.einsum("n,nmz->mz", b, conjugate(vectors)),
     )
 
 
@@ -167,6 +167,4 @@ def _fix_phase(
     r"""Multiply each vector by a phase such that :math:`v^* p \ge 0`."""
     inner = torch.einsum("n,nmz->mz", p, vectors)  # conjugate of v* p
     phase = inner / inner.norm(dim=-1, keepdim=True)
-    real, imag = vectors.unbind(dim=-1)
-    cos, sin = phase.unbind(dim=-1)
-    return torch.stack([real * cos + imag * sin, imag * cos - real * sin], dim=-1)
+    return multiply(vectors, conjugate(phase))

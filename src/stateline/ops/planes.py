@@ -29,10 +29,19 @@ def multiply(a: Float[Tensor, "*a 2"], b: Float[Tensor, "*b 2"]) -> Float[Tensor
     return torch.stack([real, imag], dim=-1)
 
 
+def conjugate(z: Planes) -> Planes:
+    """Complex conjugates."""
+    return torch.stack([z[..., 0], -z[..., 1]], dim=-1)
+
+
 def divide(a: Float[Tensor, "*a 2"], b: Float[Tensor, "*b 2"]) -> Float[Tensor, "*ab 2"]:
     """Quotient of complex numbers (leading axes broadcast)."""
-    conjugate = torch.stack([b[..., 0], -b[..., 1]], dim=-1)
-    return multiply(a, conjugate) / b.square().sum(dim=-1, keepdim=True)
+    return multiply(a, conjugate(b)) / b.square().sum(dim=-1, keepdim=True)
+
+
+def real_rows(c: Float[Tensor, "*shape mode 2"]) -> Float[Tensor, "*shape two_modes"]:
+    """Output vectors as rows of real numbers: their product with a state is ``2 Re c x``."""
+    return 2 * conjugate(c).flatten(-2)
 
 
 def exponential(log: Planes) -> Planes:

@@ -18,7 +18,7 @@ from stateline.layers.mixers.ssm_settings import DSSSettings, Output
 from stateline.layers.mixers.step_sizes import uniform_log_dt
 from stateline.ops import DiagonalWeights, diagonal_ssm
 from stateline.ops.hippo import normal_form
-from stateline.ops.planes import divide, exponential_minus_one, multiply
+from stateline.ops.planes import conjugate, divide, exponential_minus_one, multiply
 
 _MOST = 1e-4
 """Upper bound on the real parts for the kernel ``clip``."""
@@ -102,8 +102,7 @@ class DSSFilter(DSSModes[FiniteFilterState], FiniteFilter):
 
 def _reciprocal(z: Float[Tensor, "*shape 2"]) -> Float[Tensor, "*shape 2"]:
     """About 1 / z, but finite at zero."""
-    conjugate = torch.stack([z[..., 0], -z[..., 1]], dim=-1)
-    return conjugate / (z.square().sum(dim=-1, keepdim=True) + _EPSILON)
+    return conjugate(z) / (z.square().sum(dim=-1, keepdim=True) + _EPSILON)
 
 
 @keywords_from(DSSSettings)

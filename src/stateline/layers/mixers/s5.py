@@ -17,7 +17,7 @@ from stateline.ops import MIMOWeights, mimo_ssm, mimo_ssm_step
 from stateline.ops.convolution import skipped
 from stateline.ops.discretization import DISCRETIZATIONS
 from stateline.ops.hippo import normal_form
-from stateline.ops.planes import multiply
+from stateline.ops.planes import conjugate, multiply
 from stateline.ops.scan import scan_flops
 from stateline.settings import at_least
 
@@ -77,12 +77,11 @@ class S5SSM(SequenceLayer[S5State]):
         self.b = nn.Parameter(torch.empty(modes, d_model, 2))
         self.c = nn.Parameter(self.random_readout(n_outputs))
         self.skip = nn.Parameter(torch.randn(n_outputs * d_model))
-        conjugate = torch.stack([vectors[..., 0], -vectors[..., 1]], dim=-1)
         b = torch.randn(its.n_blocks, size, d_model) / its.d_state**0.5
         with torch.no_grad():
             self.real.copy_(values[:, 0].repeat(its.n_blocks))
             self.frequency.copy_(values[:, 1].repeat(its.n_blocks))
-            self.b.copy_(torch.einsum("nmz,jnh->jmhz", conjugate.to(b), b).flatten(0, 1))
+            self.b.copy_(torch.einsum("nmz,jnh->jmhz", conjugate(vectors).to(b), b).flatten(0, 1))
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> S5State:  # noqa: ARG002
         """Zero state."""
@@ -137,8 +136,7 @@ def _basis(
     values, vectors = normal_form("legs", size)
     if conj_sym:
         return values, vectors
-    mirror = torch.tensor([1.0, -1.0], dtype=values.dtype, device=values.device)
-    return torch.cat([values, values * mirror]), torch.cat([vectors, vectors * mirror], dim=1)
+    return torch.cat([values, conjugate(values)]), torch.cat([vectors, conjugate(vectors)], dim=1)
 
 
 @keywords_from(S5Settings)

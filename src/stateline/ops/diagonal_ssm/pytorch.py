@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from stateline.ops.diagonal_ssm import DiagonalWeights
 from stateline.ops.diagonal_ssm.reference import stepper_of
 from stateline.ops.fft_conv import fft_conv
-from stateline.ops.planes import exponential, multiply, powers_of, precise
+from stateline.ops.planes import conjugate, exponential, multiply, powers_of, precise, real_rows
 from stateline.ops.scan import diagonal_scan
 
 
@@ -58,7 +59,7 @@ def diagonal_ssm_every(u: Tensor, weights: DiagonalWeights, stride: int) -> Tens
     zeros = driven.new_zeros(*u.shape[:-2], channels * modes, 2)
     log_all = stride * log_a.expand(channels, -1, -1).flatten(0, 1)
     states = diagonal_scan(driven, log_all, zeros).reshape(-1, channels, 2 * modes)
-    read = 2 * torch.stack([c[..., 0], -c[..., 1]], dim=-1).flatten(-2).unflatten(0, (-1, channels))
+    read = real_rows(c).unflatten(0, (-1, channels))
     y = states.transpose(0, 1) @ read.permute(1, 2, 0).to(dtype)
     return y.permute(1, 2, 0).reshape(*blocks.shape[:-2], len(c)).to(u.dtype)
 
@@ -92,10 +93,8 @@ def _readout(
 ) -> Float[Tensor, "*batch channel length"]:
     r"""Signal :math:`2\,\mathrm{Re} \sum_n w_n a_n^t` for all t that the two tables cover."""
     scaled = 2 * multiply(weight[..., None, :], outer)
-    left = torch.cat(
-        [scaled[..., 0], -scaled[..., 1]], dim=-2
-    ).mT  # (*batch, channel, outer, 2 mode)
-    right = torch.cat([inner[..., 0], inner[..., 1]], dim=-2)  # (channel, 2 mode, inner)
+    left = torch.cat(conjugate(scaled).unbind(-1), dim=-2).mT  # (*batch, channel, outer, 2 mode)
+    right = torch.cat(inner.unbind(-1), dim=-2)  # (channel, 2 mode, inner)
     return (left @ right).flatten(-2)
 
 
@@ -106,9 +105,7 @@ def _driven(
     length = u.shape[-2]
     inner, outer = (table.to(u.dtype) for table in _tables(log_a, length, first=0))
     size, count = inner.shape[-2], outer.shape[-2]
-    early = torch.nn.functional.pad(
-        u, (0, 0, size * count - length, 0)
-    )  # leading zeros do not change the state
+    early = pad(u, (0, 0, size * count - length, 0))  # leading zeros do not change the state
     blocks = early.mT.unflatten(-1, (count, size))  # (*batch, channel, outer, inner)
     real, imag = (blocks @ inner[..., plane].flip(-1).mT for plane in (0, 1))
     partial = torch.stack([real, imag], dim=-1)  # (*batch, channel, outer, mode, 2)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stateline.ops.diagonal_ssm import triton_kernel as diagonal
 from stateline.ops.kernel_op import KernelOp
-from stateline.ops.planes import multiply, powers_of
+from stateline.ops.planes import conjugate, multiply, powers_of
 from stateline.ops.short_conv import triton_kernel as filters
 from stateline.ops.triton_common.launch import (
     PRECISION,
@@ -87,7 +87,7 @@ def tables(
         impulse = impulse + F.pad(skip.float()[:, None], (0, size - 1))
     into = multiply(b[..., None, :], powers[..., :-1, :].flip(-2))
     read = 2 * multiply(readouts[..., None, :], powers[..., 1:, :]).flatten(0, 1)
-    out = read * read.new_tensor([1.0, -1.0])
+    out = conjugate(read)
     leap = powers_of(log_a, size * torch.arange(ROWS + 1, device=log_a.device)).float()
     into, out = into.permute(0, 3, 2, 1).contiguous(), out.permute(0, 3, 1, 2).contiguous()
     return Tables(impulse, into, out, leap.permute(0, 3, 2, 1).contiguous()), powers

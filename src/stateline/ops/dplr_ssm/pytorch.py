@@ -12,40 +12,34 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from stateline.ops.dplr_ssm import DPLRWeights
 from stateline.ops.fft_conv import fft_conv
-from stateline.ops.planes import divide, multiply, precise
+from stateline.ops.planes import divide, multiply, precise, real_rows
 
 
 def dplr_ssm(u: Tensor, weights: DPLRWeights, state: Tensor | None) -> tuple[Tensor, Any]:
-    """Convolve, add the response to the state, and compute the state after the chunk."""
-    if state is None:
-        return _from_zero(u, weights), None
-    length, signal = u.shape[-2], u.to(state.dtype)  # the sum of both parts is rounded once
-    if not length:
+    """Convolve; with a state, add the response to it, and compute the state after the chunk."""
+    length = u.shape[-2]
+    if state is not None and not length:
         return u.new_zeros(*u.shape[:-1], len(weights.c)), state
     dt, a, p, b, c = map(precise, weights)
     step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
-    x = precise(state).reshape(-1, *b_bar.shape)  # (row, channel, N)
+    nothing = b_bar.new_zeros(0, *b_bar.shape)
+    x = nothing if state is None else precise(state).reshape(-1, *b_bar.shape)  # (row, channel, N)
     starts = torch.cat([b_bar[None], (x[..., None, :] @ step)[..., 0, :]])
     near, far = _orbit(starts, step, _block(length))  # (1 + row, channel, J, N)
-    distant, _ = _orbit(rows(c, u.shape[-1]), far.mT, _count(length))
+    readouts = real_rows(c).unflatten(0, (-1, u.shape[-1]))  # (readout, channel, N)
+    distant, _ = _orbit(readouts, far.mT, _count(length))
     responses = (distant[:, None] @ near.mT).flatten(-2)[..., :length]
+    if state is None:
+        return convolve(u, responses[:, 0]), None
+    signal = u.to(state.dtype)  # the sum of both parts is rounded once
     from_state = responses[:, 1:].movedim(0, 1).flatten(1, 2).mT.reshape(*u.shape[:-1], len(c))
     y = convolve(signal, responses[:, 0]) + from_state.to(signal.dtype)
     after = _end(signal.reshape(-1, *u.shape[-2:]), x, near, far)
     return y.to(u.dtype), after.reshape(state.shape).to(state.dtype)
-
-
-def _from_zero(u: Tensor, weights: DPLRWeights) -> Tensor:
-    """Convolve with the impulse response."""
-    length = u.shape[-2]
-    dt, a, p, b, c = map(precise, weights)
-    step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
-    near, far = _orbit(b_bar, step, _block(length))
-    distant, _ = _orbit(rows(c, u.shape[-1]), far.mT, _count(length))
-    return convolve(u, (distant @ near.mT).flatten(-2)[..., :length])
 
 
 def dplr_ssm_every(u: Tensor, weights: DPLRWeights, stride: int) -> Tensor:
@@ -61,7 +55,8 @@ def dplr_ssm_every(u: Tensor, weights: DPLRWeights, stride: int) -> Tensor:
     for state in driven.split(1, dim=-2):
         states.append(states[-1] @ over_block + state)
     after = torch.cat(states[1:] or [driven], dim=-2)
-    y = after @ rows(c, channels).movedim(0, -1)  # (*batch, channel, block, readout)
+    readouts = real_rows(c).unflatten(0, (-1, channels))
+    y = after @ readouts.movedim(0, -1)  # (*batch, channel, block, readout)
     return y.movedim(-3, -1).flatten(-2).to(u.dtype)
 
 
@@ -123,11 +118,6 @@ def _input(
     return advance(torch.zeros_like(b), dt[:, None, None] * b, dt, a, p).flatten(-2)
 
 
-def rows(c: Float[Tensor, "output mode 2"], channels: int) -> Float[Tensor, "readout channel n"]:
-    """Output vectors as real rows: their product with a state is ``2 Re c x``."""
-    return 2 * torch.stack([c[..., 0], -c[..., 1]], dim=-1).flatten(-2).unflatten(0, (-1, channels))
-
-
 def _orbit(
     start: Float[Tensor, "*batch channel size"],
     step: Float[Tensor, "channel size size"],
@@ -154,9 +144,7 @@ def _end(
     length, block = u.shape[1], near.shape[-2]
     count = math.ceil(length / block)
     first = length - (count - 1) * block
-    early = torch.nn.functional.pad(
-        u, (0, 0, block - first, 0)
-    )  # leading zeros do not change the state
+    early = pad(u, (0, 0, block - first, 0))  # leading zeros do not change the state
     blocks = early.mT.unflatten(-1, (count, block))  # (row, channel, count, block)
     driven = (blocks @ near[0].flip(-2).to(u.dtype)).to(x.dtype)
     x = near[1:, :, first - 1] + driven[:, :, 0]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from stateline.ops.mimo_ssm import MIMOWeights
-from stateline.ops.planes import exponential, multiply
+from stateline.ops.planes import exponential, multiply, real_rows
 from stateline.ops.scan import diagonal_scan
 
 
@@ -13,8 +13,7 @@ def mimo_ssm(u: Tensor, weights: MIMOWeights, state: Tensor) -> tuple[Tensor, Te
     log_a, b, c = weights
     driven = (u.to(state.dtype) @ b.transpose(0, 1).flatten(1)).unflatten(-1, (-1, 2))
     x = diagonal_scan(driven, log_a, state)
-    read = torch.stack([c[..., 0], -c[..., 1]], dim=-1).flatten(1)  # (output, 2 mode)
-    y = 2 * (x.flatten(-2) @ read.T)
+    y = x.flatten(-2) @ real_rows(c).T
     return y.to(u.dtype), x[..., -1, :, :].clone() if u.shape[-2] else state
 
 
