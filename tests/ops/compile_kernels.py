@@ -23,7 +23,7 @@ POINTS = {"N1": 64, "N2": 64, "PRECISION": "tf32"}
 LINES = {"N1": 64, "M": 4096, "WIDTH": 64, "PRECISION": "tf32x3"}
 HALF = {"q", "k", "v", "u", "y", "dy", "dq", "dv", "dk"}
 NUMBERS = {"length", "batch", "rows", "channels", "outputs", "pieces", "count", "total", "modes"}
-NUMBERS |= {"pairs", "groups", "states"}
+NUMBERS |= {"groups", "states"}
 NUMBERS |= {"stride", "q_stride", "k_stride", "v_stride", "row_stride", "time_stride"}
 NUMBERS |= {"batch_stride", "channel_stride"}
 
@@ -68,11 +68,11 @@ def main() -> None:
         "short": shared(filters.short, short | {"AHEAD": False}),
         "short_weights": shared(filters.short_weights, short),
         "convolve": shared(fourier.convolve, POINTS | {"CONJUGATE": False}, 8),
-        "correlate": shared(fourier.correlate, POINTS, 8, taps="i32", scale="fp32"),
+        "correlate": shared(
+            fourier.correlate, POINTS | {"SEVERAL": True}, 8, taps="i32", scale="fp32"
+        ),
         "spread": shared(fourier.spread, LINES),
-        "gather": shared(fourier.gather, LINES, scale="fp32"),
-        "convolve_lines": shared(fourier.convolve_lines, POINTS | {"CONJUGATE": False}, 8),
-        "correlate_lines": shared(fourier.correlate_lines, POINTS, 8),
+        "gather": shared(fourier.gather, LINES),
         "selective forward": shared(selective.forward, tile | {"OUTPUT": True}, begins="*u8"),
         "selective backward": shared(selective.backward, tile, 8, begins="*u8"),
         "selective step": shared(selective.advance, {"WIDTH": 16, "N": 16}),

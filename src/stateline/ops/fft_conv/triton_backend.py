@@ -97,53 +97,46 @@ def _spectrum(kernel: Tensor, sizes: tuple[int, int, int]) -> Tensor:
 
 
 def _run(u: Tensor, kernel: Tensor, shape: tuple[int, ...], *, conjugate: bool) -> Tensor:
-    (u,) = channels_first(u)
-    rows, channels, length = u.shape
-    sizes = _sizes(length, kernel.shape[1])
-    spectrum, inner = _spectrum(kernel, sizes), _constants(*sizes[1:], u.device)
-    compiled, y, pairs = _compiled(sizes, u), empty(shape, u), -(-rows // 2)
+    sizes, y = _sizes(u.shape[2], kernel.shape[1]), empty(shape, u)
+    lines, outputs = _lines(u, sizes), len(kernel)
+    rows, channels, length = lines.shape
+    several = sizes[0] > 1
+    found = empty((rows, outputs, length), u, torch.float32) if several else y
     with on(u):
-        if sizes[0] == 1:
-            fourier.convolve[(len(kernel), pairs)](
-                u, spectrum, inner, y, rows, length, channels, len(kernel), *u.stride()[:2],
-                conjugate, **compiled,
-            )  # fmt: skip
-            return y
-        lines = _spread(u, sizes)
-        found = empty((pairs, len(kernel), 2, math.prod(sizes)), u, torch.float32)
-        fourier.convolve_lines[(len(kernel), sizes[0], pairs)](
-            lines, spectrum, inner, found, channels, len(kernel), sizes[0], conjugate, **compiled
-        )
-        _gather(found, y, rows, sizes, u.dtype, 1.0)
+        fourier.convolve[(outputs, sizes[0], -(-rows // 2))](
+            lines, _spectrum(kernel, sizes), _constants(*sizes[1:], u.device), found, rows,
+            length // sizes[0], channels, outputs, *lines.stride()[:2], conjugate,
+            **_compiled(sizes, u),
+        )  # fmt: skip
+    if several:
+        _gather(found, y, sizes, u.dtype)
     return y
 
 
-def _spread(u: Tensor, sizes: tuple[int, int, int]) -> Tensor:
-    """Lines of all pairs of rows and channels: (pair, channel, 2, line * points)."""
-    rows, channels, length = u.shape
-    lines = empty((-(-rows // 2), channels, 2, math.prod(sizes)), u, torch.float32)
-    count, points = sizes[0], sizes[1] * sizes[2]
-    fourier.spread[(len(lines) * channels, points // WIDTH)](
-        u, _constants(count, points, u.device, second=False), lines, rows, length, channels,
-        *u.stride()[:2], M=points, WIDTH=WIDTH, N1=count, PRECISION=launch.PRECISION[u.dtype],
-    )  # fmt: skip
+def _lines(u: Tensor, sizes: tuple[int, int, int]) -> Tensor:
+    """A signal that is a single line, or the lines of its pairs of rows (row, channel, points)."""
+    (u,) = channels_first(u)
+    (rows, channels, length), (count, *inner) = u.shape, sizes
+    if count == 1:
+        return u
+    lines = empty((rows + rows % 2, channels, math.prod(sizes)), u, torch.float32)
+    points = math.prod(inner)
+    with on(u):
+        fourier.spread[(len(lines) // 2 * channels, points // WIDTH)](
+            u, _constants(count, points, u.device, second=False), lines, rows, length, channels,
+            *u.stride()[:2], M=points, WIDTH=WIDTH, N1=count, PRECISION=launch.PRECISION[u.dtype],
+        )  # fmt: skip
     return lines
 
 
-def _gather(
-    lines: Tensor,
-    y: Tensor,
-    rows: int,
-    sizes: tuple[int, int, int],
-    dtype: torch.dtype,
-    scale: float,
-) -> None:
+def _gather(lines: Tensor, y: Tensor, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Write the signals (row, output, length) of all lines."""
-    count, points = sizes[0], sizes[1] * sizes[2]
-    fourier.gather[(lines.shape[0] * lines.shape[1], points // WIDTH)](
-        lines, _constants(count, points, lines.device, second=False), y, rows, y.shape[-1],
-        lines.shape[1], scale, M=points, WIDTH=WIDTH, N1=count, PRECISION=launch.PRECISION[dtype],
-    )  # fmt: skip
+    (rows, outputs, length), count, points = y.shape, sizes[0], math.prod(sizes[1:])
+    with on(y):
+        fourier.gather[(len(lines) // 2 * outputs, points // WIDTH)](
+            lines, _constants(count, points, y.device, second=False), y, rows, length, outputs,
+            M=points, WIDTH=WIDTH, N1=count, PRECISION=launch.PRECISION[dtype],
+        )  # fmt: skip
 
 
 def _compiled(sizes: tuple[int, int, int], u: Tensor) -> dict[str, Any]:
@@ -160,30 +153,24 @@ def _forward(u: Tensor, kernel: Tensor) -> Tensor:
 
 def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     """Correlate the output gradient with the kernel and with the signal."""
-    (signal,), grad = channels_first(u), grad.contiguous()
-    rows, channels, length = signal.shape
-    outputs, taps = kernel.shape
+    outputs, grad, sizes = len(kernel), grad.contiguous(), _sizes(u.shape[2], kernel.shape[1])
     du = _run(grad, kernel, grad.shape, conjugate=True)
-    if outputs > channels:
-        du = du.float().unflatten(1, (-1, channels)).sum(dim=1)
-    sizes = _sizes(length, taps)
-    inner, compiled = _constants(*sizes[1:], u.device), _compiled(sizes, u)
-    scale = 1 / math.prod(sizes)
-    dkernel = empty(kernel.shape, kernel, torch.float32)
+    if outputs > u.shape[1]:
+        du = du.float().unflatten(1, (-1, u.shape[1])).sum(dim=1)
+    lines, grads = _lines(u, sizes), _lines(grad, sizes)
+    rows, channels, length = lines.shape
+    dkernel = empty((1, *kernel.shape), kernel, torch.float32)
+    several = sizes[0] > 1
+    found = empty((2, outputs, length), kernel, torch.float32) if several else dkernel
     with on(u):
-        if sizes[0] == 1:
-            fourier.correlate[(outputs,)](
-                signal, grad, inner, dkernel, rows, length, taps, scale, channels, outputs,
-                *signal.stride()[:2], **compiled,
-            )  # fmt: skip
-        else:
-            lines, grads = _spread(signal, sizes), _spread(grad, sizes)
-            found = empty((1, outputs, 2, math.prod(sizes)), kernel, torch.float32)
-            fourier.correlate_lines[(outputs, sizes[0])](
-                lines, grads, inner, found, len(lines), channels, outputs, sizes[0], **compiled
-            )
-            _gather(found, dkernel, 1, sizes, u.dtype, scale)
-    return du, dkernel
+        fourier.correlate[(outputs, sizes[0])](
+            lines, grads, _constants(*sizes[1:], u.device), found, rows, length // sizes[0],
+            found.shape[2] // sizes[0], 1 / math.prod(sizes), channels, outputs,
+            *lines.stride()[:2], several, **_compiled(sizes, u),
+        )  # fmt: skip
+    if several:
+        _gather(found, dkernel, sizes, u.dtype)
+    return du, dkernel[0]
 
 
 _convolve = KernelOp(

@@ -7,7 +7,8 @@ are the real and the imaginary part of one signal: a real kernel filters both at
 
 A signal too long for the memory of a multiprocessor gets one more level: ``spread`` makes N1 lines
 of M points each, whose spectra are products of M = N2 N3 points as above, and ``gather`` takes the
-lines back. Frequency :math:`k_1 + N_1 k` is entry k of line :math:`k_1`.
+lines back. Frequency :math:`k_1 + N_1 k` is entry k of line :math:`k_1`. The real and the imaginary
+part of a line lie like two rows of a batch.
 """
 
 import triton
@@ -74,47 +75,57 @@ def convolve(
     u, spectrum, constants, y, rows, length, channels, outputs, row_stride, channel_stride,
     CONJUGATE: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Two rows of one output; with CONJUGATE, correlate them: u then has a channel per output."""
-    output, first = tl.program_id(0).to(tl.int64), 2 * tl.program_id(1).to(tl.int64)
-    u += first * row_stride + output % channels * channel_stride
+    """A line of two rows of one output; with CONJUGATE, correlate: u then has a channel per output.
+
+    The programs along axis 1 are the lines of a signal, of ``length`` each.
+    """
+    output, first = tl.program_id(0).to(tl.int64), 2 * tl.program_id(2).to(tl.int64)
+    own, lines = tl.program_id(1), tl.num_programs(1)
+    u += first * row_stride + output % channels * channel_stride + own * length
     z_re = load_signal(u, length, rows - first, N1, N2)
     z_im = load_signal(u + row_stride, length, rows - first - 1, N1, N2)
     z_re, z_im = transform(z_re, z_im, constants, N1, N2, PRECISION)
-    spectrum += output * 2 * N1 * N2
-    z_re, z_im = times(z_re, z_im, spectrum, N1 * N2, CONJUGATE, N1, N2)
+    spectrum += (output * 2 * lines + own) * N1 * N2
+    z_re, z_im = times(z_re, z_im, spectrum, lines * N1 * N2, CONJUGATE, N1, N2)
     z_re, z_im = invert(z_re, z_im, constants, N1, N2, PRECISION)
     at = tl.arange(0, N1)[:, None] * N2 + tl.arange(0, N2)[None, :]
-    y += (first * outputs + output) * length
-    tl.store(y + at, z_re, mask=at < length)
-    tl.store(y + outputs * length + at, z_im, mask=(at < length) & (at * 0 < rows - first - 1))
+    y += ((first * outputs + output) * lines + own) * length + at
+    tl.store(y, z_re, mask=at < length)
+    there = (at < length) & (at * 0 < rows - first - 1)
+    tl.store(y + outputs * lines * length, z_im, mask=there)
 
 
 @triton.jit
 def correlate(
     u, dy, constants, dkernel, rows, length, taps, scale, channels, outputs,
     row_stride, channel_stride,
-    N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
+    SEVERAL: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one kernel, summed over the batch.
+    """Gradient of a line of one kernel, summed over the batch; of SEVERAL lines, both planes.
 
     With two rows as one complex signal, the real part of the correlation is the sum of both.
     """
-    output = tl.program_id(0).to(tl.int64)
-    u += output % channels * channel_stride
+    output, own, lines = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    u += output % channels * channel_stride + own * length
+    dy += (output * lines + own) * length
+    next_row = outputs * lines * length
     s_re, s_im = tl.zeros((N1, N2), tl.float32), tl.zeros((N1, N2), tl.float32)
     for first in range(0, rows, 2):
-        pair, line = u + first * row_stride, dy + (first * outputs + output) * length
+        pair, line = u + first * row_stride, dy + first * next_row
         z_re = load_signal(pair, length, rows - first, N1, N2)
         z_im = load_signal(pair + row_stride, length, rows - first - 1, N1, N2)
         g_re = load_signal(line, length, rows - first, N1, N2)
-        g_im = load_signal(line + outputs * length, length, rows - first - 1, N1, N2)
+        g_im = load_signal(line + next_row, length, rows - first - 1, N1, N2)
         z_re, z_im = transform(z_re, z_im, constants, N1, N2, PRECISION)
         g_re, g_im = transform(g_re, g_im, constants, N1, N2, PRECISION)
         s_re += z_re * g_re + z_im * g_im
         s_im += z_re * g_im - z_im * g_re
     s_re, s_im = invert(s_re, s_im, constants, N1, N2, PRECISION)
     at = tl.arange(0, N1)[:, None] * N2 + tl.arange(0, N2)[None, :]
-    tl.store(dkernel + output * taps + at, s_re * scale, mask=at < taps)
+    dkernel += (output * lines + own) * taps + at
+    tl.store(dkernel, s_re * scale, mask=at < taps)
+    if SEVERAL:
+        tl.store(dkernel + outputs * lines * taps, s_im * scale, mask=at < taps)
 
 
 @triton.jit
@@ -142,74 +153,27 @@ def spread(
     z_re, z_im = product(f_re, f_im, z_re, z_im, PRECISION)
     twiddle = constants + 2 * N1 * N1 + at
     w_re, w_im = tl.load(twiddle), tl.load(twiddle + N1 * M)
-    lines += line * 2 * N1 * M + at
+    lines += (first * channels + channel) * N1 * M + at
     tl.store(lines, z_re * w_re - z_im * w_im)
-    tl.store(lines + N1 * M, z_re * w_im + z_im * w_re)
+    tl.store(lines + channels * N1 * M, z_re * w_im + z_im * w_re)
 
 
 @triton.jit
 def gather(
-    lines, constants, y, rows, length, outputs, scale,
+    lines, constants, y, rows, length, outputs,
     M: tl.constexpr, WIDTH: tl.constexpr, N1: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The inverse of ``spread``, times N1 and ``scale``."""
+    """The inverse of ``spread``, times N1."""
     line = tl.program_id(0).to(tl.int64)
     first, output = line // outputs * 2, line % outputs
     at = line_place(WIDTH, M, N1)
-    lines += line * 2 * N1 * M + at
-    z_re, z_im = tl.load(lines), tl.load(lines + N1 * M)
+    lines += (first * outputs + output) * N1 * M + at
+    z_re, z_im = tl.load(lines), tl.load(lines + outputs * N1 * M)
     twiddle = constants + 2 * N1 * N1 + at
     w_re, w_im = tl.load(twiddle), tl.load(twiddle + N1 * M)
     z_re, z_im = z_re * w_re + z_im * w_im, z_im * w_re - z_re * w_im
     f_re, f_im = load_matrix(constants, N1, N1), load_matrix(constants + N1 * N1, N1, N1)
     z_re, z_im = product(f_re, -f_im, z_re, z_im, PRECISION)
     y += (first * outputs + output) * length + at
-    tl.store(y, z_re * scale, mask=at < length)
-    tl.store(y + outputs * length, z_im * scale, mask=(at < length) & (at * 0 < rows - first - 1))
-
-
-@triton.jit
-def convolve_lines(
-    lines, spectrum, constants, found, channels, outputs, count,
-    CONJUGATE: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One of the ``count`` lines of a pair of rows of one output, as in ``convolve``."""
-    output, own = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    pair = tl.program_id(2).to(tl.int64)
-    points = N1 * N2
-    lines += ((pair * channels + output % channels) * 2 * count + own) * points
-    z_re = load_matrix(lines, N1, N2)
-    z_im = load_matrix(lines + count * points, N1, N2)
-    z_re, z_im = transform(z_re, z_im, constants, N1, N2, PRECISION)
-    spectrum += (output * 2 * count + own) * points
-    z_re, z_im = times(z_re, z_im, spectrum, count * points, CONJUGATE, N1, N2)
-    z_re, z_im = invert(z_re, z_im, constants, N1, N2, PRECISION)
-    at = tl.arange(0, N1)[:, None] * N2 + tl.arange(0, N2)[None, :]
-    found += ((pair * outputs + output) * 2 * count + own) * points + at
-    tl.store(found, z_re)
-    tl.store(found + count * points, z_im)
-
-
-@triton.jit
-def correlate_lines(
-    lines, grads, constants, found, pairs, channels, outputs, count,
-    N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One line of the gradient of one kernel, as in ``correlate``."""
-    output, own = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    points = N1 * N2
-    s_re, s_im = tl.zeros((N1, N2), tl.float32), tl.zeros((N1, N2), tl.float32)
-    for pair in range(pairs):
-        line = lines + ((pair * channels + output % channels) * 2 * count + own) * points
-        grad = grads + ((pair * outputs + output) * 2 * count + own) * points
-        z_re, z_im = load_matrix(line, N1, N2), load_matrix(line + count * points, N1, N2)
-        g_re, g_im = load_matrix(grad, N1, N2), load_matrix(grad + count * points, N1, N2)
-        z_re, z_im = transform(z_re, z_im, constants, N1, N2, PRECISION)
-        g_re, g_im = transform(g_re, g_im, constants, N1, N2, PRECISION)
-        s_re += z_re * g_re + z_im * g_im
-        s_im += z_re * g_im - z_im * g_re
-    s_re, s_im = invert(s_re, s_im, constants, N1, N2, PRECISION)
-    at = tl.arange(0, N1)[:, None] * N2 + tl.arange(0, N2)[None, :]
-    found += (output * 2 * count + own) * points + at
-    tl.store(found, s_re)
-    tl.store(found + count * points, s_im)
+    tl.store(y, z_re, mask=at < length)
+    tl.store(y + outputs * length, z_im, mask=(at < length) & (at * 0 < rows - first - 1))
