@@ -88,21 +88,6 @@ def _by_position(found: Tensor, wanted: Tensor) -> Tensor:
     return (found - wanted).abs().flatten(2).amax(dim=(0, 2))
 
 
-def _raises(case: Case) -> Iterator[str]:
-    x, state = case.x, case.init(capacity=1)
-    calls: dict[str, Callable[[], Any]] = {
-        "forward": lambda: case.layer(x),
-        "forward_chunk": lambda: case.layer.forward_chunk(x, state),
-        "step": lambda: case.layer.step(x[:, 0], state),
-        "step_": lambda: case.layer.step_(x[:, 0], copied(state)),
-    }
-    for verb, call in calls.items():
-        try:
-            call()
-        except Exception as error:
-            yield f"{verb} raises {one_line(error)}"
-
-
 def _state_has_rows(case: Case) -> Iterator[str]:
     rows = case.x.shape[0]
     for name, leaf in _leaves(case.init()).items():
@@ -348,7 +333,6 @@ _WITH_GRADIENTS = (_gradients, _gradients_through_states)
 
 _EXPERIMENTS = (
     _state_has_rows,
-    _raises,
     misfits,
     _input_changes,
     _random,

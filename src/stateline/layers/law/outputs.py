@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from stateline.errors import one_line
 from stateline.layers.law.case import Case, relative
 from stateline.layers.law.report import Finding
 from stateline.layers.state import copied, select_rows, shown
@@ -53,7 +54,7 @@ def outputs_fit(case: Case) -> Iterator[Finding]:
 
 
 def misfits(case: Case) -> Iterator[str]:
-    """What methods return in place of an output of the layer, in words."""
+    """What methods raise, or return in place of an output of the layer, in words."""
     layer, x, state = case.layer, case.x, case.init(capacity=1)
     calls: dict[str, Callable[[], Any]] = {
         "forward_chunk": lambda: layer.forward_chunk(x, state),
@@ -63,7 +64,11 @@ def misfits(case: Case) -> Iterator[str]:
     }
     dtype = x.dtype if x.is_floating_point() else case.dtype
     for verb, call in calls.items():
-        result = call()
+        try:
+            result = call()
+        except Exception as error:
+            yield f"{verb} raises {one_line(error)}"
+            continue
         if not isinstance(result, tuple) or len(result) != 2:
             yield f"{verb} returns {shown(result)}, not a pair of an output and a state"
             continue
