@@ -14,6 +14,7 @@ from stateline.layers.derived import derived
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, appended, head_sizes, joined, scaled
 from stateline.ops import AttentionMask, attention
+from stateline.ops.attention import check_room
 from stateline.ops.kernel_op import values_at_hand
 from stateline.settings import at_least
 
@@ -131,11 +132,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
 
     def _step_(self, x: Tensor, state: LatentAttentionState) -> Tensor:
         slot = state.length[:, None]
-        if values_at_hand(slot) and int(slot.max()) >= state.latent.shape[1]:
-            raise InputError(
-                f"the state has no free slot left (of {state.latent.shape[1]}): make it with "
-                "init_state(batch_size, capacity=n) for n steps in place"
-            )
+        check_room(state.length, state.latent.shape[1])
         q, new = self._project(x[:, None], slot)
         state.latent.scatter_(1, slot[..., None].expand_as(new), new.to(state.latent.dtype))
         y = self._attend_to_latents(q, _held(state.latent, slot + 1), state.length)

@@ -17,7 +17,7 @@ from stateline.layers.context import Context, mean_visible
 from stateline.layers.state import nbytes
 from stateline.layers.wrappers.context_links import context_links
 from stateline.layers.wrappers.staircase import by_phase, climb, cut
-from stateline.ops.kernel_op import values_at_hand
+from stateline.ops.attention import check_room
 
 Contexts = tuple[Context, ...]
 """Keys and values for each link that attends."""
@@ -133,12 +133,8 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
 
     def _step_(self, x: Tensor, state: State) -> Tensor:
         """Run all passes of one token in place; the slots move by one."""
-        slots = state.cache[0].slots
-        if self.steps is None and values_at_hand(x) and int(state.length.max()) >= slots:
-            raise InputError(
-                f"the state has no free slot left (of {slots}): make it with "
-                "init_state(batch_size, capacity=n) for n steps in place"
-            )
+        if self.steps is None:
+            check_room(state.length, state.cache[0].slots)
         y, after = self.step(x, state)
         for old, new in zip(pytree.tree_leaves(state), pytree.tree_leaves(after), strict=True):
             old.copy_(new[:, -old.shape[1] :] if old.ndim > 1 else new)

@@ -123,6 +123,17 @@ def _one_token(q: Tensor, k: Tensor, mask: AttentionMask, frequency: Tensor | No
     return heads_and_slots(q[:, None], k[:, None])
 
 
+def check_room(length: Int[Tensor, " batch"], slots: int) -> None:
+    """Refuse a step in place if a row has no free slot; lengths on an accelerator are not read."""
+    if len(length) and values_at_hand(length):
+        least, most = length.aminmax()
+        if not 0 <= int(least) <= int(most) < slots:
+            raise InputError(
+                f"the state has no free slot left (of {slots}): make it with "
+                "init_state(batch_size, capacity=n) for n steps in place"
+            )
+
+
 @door(_one_token)
 def attention_step_(
     q: Float[Tensor, "batch head d_head"],
@@ -153,14 +164,7 @@ def attention_step_(
     Raises:
         InputError: If a shape, a dtype or a device does not fit the others, or no slot is free.
     """
-    slots = cache.k.shape[1]
-    if len(q) and values_at_hand(cache.length):
-        least, most = cache.length.aminmax()
-        if not 0 <= int(least) <= int(most) < slots:
-            raise InputError(
-                f"the state has no free slot left (of {slots}): make it with "
-                "init_state(batch_size, capacity=n) for n steps in place"
-            )
+    check_room(cache.length, cache.k.shape[1])
     arguments = q, k, v, cache, mask, frequency, dropout
     y: Tensor = dispatch(OP, "attention_step_", *arguments, backend=backend)
     cache.length.add_(1)
