@@ -61,3 +61,10 @@ def unit_length(x: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_he
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def scaled_queries(
+    q: Float[Tensor, "*batch head d_head"], scale: Float[Tensor, " head"] | None
+) -> Float[Tensor, "*batch head d_head"]:
+    """Queries of unit length times scale and sqrt(d), by which attention divides."""
+    return q if scale is None else unit_length(q) * (scale * q.shape[-1] ** 0.5)[:, None]

@@ -17,9 +17,8 @@ from stateline.layers.mixers.cross_attention import (
     TokenSettings,
     attend_by_block,
     attend_to_all,
-    scaled_queries,
 )
-from stateline.layers.norm import unit_length
+from stateline.layers.norm import scaled_queries, unit_length
 from stateline.ops.kernel_op import values_at_hand
 from stateline.settings import at_least
 

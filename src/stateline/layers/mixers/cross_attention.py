@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.sliding_attention import SlidingAttention
-from stateline.layers.norm import unit_length
+from stateline.layers.norm import scaled_queries, unit_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +95,6 @@ class CrossAttention(nn.Module):
     def merge(self, heads: Float[Tensor, "*batch head d_head"]) -> Float[Tensor, "*batch d_model"]:
         """Output projection of the joined heads."""
         return self.out_proj(heads.flatten(-2))
-
-
-def scaled_queries(
-    q: Float[Tensor, "*batch head d_head"], scale: Float[Tensor, " head"] | None
-) -> Float[Tensor, "*batch head d_head"]:
-    """Queries of unit length times scale and sqrt(d), by which attention divides."""
-    return q if scale is None else unit_length(q) * (scale * q.shape[-1] ** 0.5)[:, None]
 
 
 def attend_to_all(

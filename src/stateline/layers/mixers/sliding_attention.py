@@ -17,7 +17,7 @@ from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import HeadSettings, scaled
-from stateline.layers.norm import unit_length
+from stateline.layers.norm import scaled_queries, unit_length
 from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import alibi_slopes, t5_buckets
 from stateline.settings import at_least
@@ -215,8 +215,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
 
     def _queries(self, x: Tensor, positions: Tensor) -> Tensor:
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head))
-        if self.scale is not None:  # the op divides by the square root
-            q = unit_length(q) * (self.scale * self.d_head**0.5)[:, None]
+        q = scaled_queries(q, self.scale)
         return self._rotated(scaled(q, self.settings.score_scale), positions)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
