@@ -29,23 +29,17 @@ def _sources() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-class _BesideTheSources(caching.InTreeCacheLocator):
-    def get_source_stamp(self) -> str:
-        return _sources()
-
-
-class _InTheUsersFolder(caching.UserWideCacheLocator):
-    def get_source_stamp(self) -> str:
-        return _sources()
-
-
-class _WhereTheUserSays(caching.UserProvidedCacheLocator):
-    def get_source_stamp(self) -> str:
-        return _sources()
+def _stamped(locator: type) -> type:
+    """A place for compiled kernels, which are compiled again if any of the sources changes."""
+    return type(locator.__name__, (locator,), {"get_source_stamp": lambda _: _sources()})
 
 
 class _Files(caching.CompileResultCacheImpl):
-    _locator_classes = (_WhereTheUserSays, _BesideTheSources, _InTheUsersFolder)
+    _locator_classes = (
+        _stamped(caching.UserProvidedCacheLocator),
+        _stamped(caching.InTreeCacheLocator),
+        _stamped(caching.UserWideCacheLocator),
+    )
 
 
 class _Cache(caching.FunctionCache):
