@@ -98,36 +98,19 @@ def short(
     total = tl.zeros((TIMES, WIDTH), tl.float32)
     u += row * row_stride
     numbers += row * length
-    if AHEAD:
-        for output in range(0, outputs, channels):
-            for tap in tl.static_range(COUNT):
-                inside = (time + tap < length) & (column < channels)
-                if RESETS:
-                    inside = in_one(inside, numbers, time, time + tap, length)
-                place = (time + tap) * time_stride + (output + column) * channel_stride
-                grad = tl.load(u + place, mask=inside, other=0.0).to(tl.float32)
-                there = column < channels
-                weight = tl.load(weights + (output + column) * COUNT + tap, mask=there, other=0.0)
-                total += weight * grad
-        tl.store(
-            y + row * length * channels + time * channels + column,
-            total,
-            mask=(time < length) & (column < channels),
-        )
-    else:
+    columns = channels if AHEAD else outputs
+    there = column < columns
+    for output in range(0, outputs if AHEAD else 1, channels):
         for tap in tl.static_range(COUNT):
-            inside = (time >= tap) & (time - tap < length) & (column < outputs)
+            other = time + tap if AHEAD else time - tap
+            inside = (other >= 0) & (other < length) & there
             if RESETS:
-                inside = in_one(inside, numbers, time, time - tap, length)
-            place = (time - tap) * time_stride + column % channels * channel_stride
+                inside = in_one(inside, numbers, time, other, length)
+            source = output + column if AHEAD else column % channels
+            place = other * time_stride + source * channel_stride
             x = tl.load(u + place, mask=inside, other=0.0).to(tl.float32)
-            there = column < outputs
-            total += tl.load(weights + column * COUNT + tap, mask=there, other=0.0) * x
-        tl.store(
-            y + row * length * outputs + time * outputs + column,
-            total,
-            mask=(time < length) & (column < outputs),
-        )
+            total += tl.load(weights + (output + column) * COUNT + tap, mask=there, other=0.0) * x
+    tl.store(y + (row * length + time) * columns + column, total, mask=(time < length) & there)
 
 
 @triton.jit
