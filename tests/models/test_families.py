@@ -1,6 +1,7 @@
 """Families of transformers: read exactly, cut anywhere, and written back tensor for tensor."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,42 @@ def test_a_model_that_a_family_cannot_express_is_not_written(tmp_path: Path) -> 
     write_pretrained(model, tmp_path / "out", "qwen3")
     x = torch.arange(9)[None]
     assert_near(load_pretrained(tmp_path / "out")(x), model.eval()(x), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "keyword", "value"),
+    [
+        ("llama", "attention", "score_scale", 0.5),
+        ("llama", "attention", "position", "alibi"),
+        ("gpt2", "attention", "score_scale", 0.5),
+        ("gpt2", "attention", "double_count", True),
+        ("bamba", "mamba2", "min_step", 1e-3),
+        ("falcon_h1", "mamba2", "min_step", 1e-3),
+        ("mixtral", "moe", "activation", "geglu"),
+        ("mixtral", "moe", "scale", 2.0),
+    ],
+)
+def test_a_setting_that_a_family_has_no_field_for_is_refused_by_name(
+    name: str, layer: str, keyword: str, value: Any, tmp_path: Path
+) -> None:
+    kind, settings = MODELS[name]
+    own = next(c for c in CONVERTERS.values() if kind in c.kinds)
+    config = own.config({"model_type": kind, **settings})
+    layers = {**config.layers, layer: {**config.layers.get(layer, {}), keyword: value}}
+    changed = LanguageModel(replace(config, layers=layers))
+    with pytest.raises(InputError, match=rf"{keyword} would be .*, not {value}"):
+        write_pretrained(changed, tmp_path / "out", kind)
+
+
+def test_settings_of_training_alone_do_not_hinder_writing(tmp_path: Path) -> None:
+    saved("mixtral", tmp_path / "hf")
+    model = load_pretrained(tmp_path / "hf")
+    layers = {name: dict(own) for name, own in model.config.layers.items()}
+    layers["moe"]["balance"], layers["attention"]["dropout"] = 0.1, 0.1
+    changed = LanguageModel(replace(model.config, layers=layers))
+    changed.load_state_dict(model.state_dict())
+    write_pretrained(changed, tmp_path / "out", "mixtral")
+    assert_same_tensors(tmp_path / "out", tmp_path / "hf")
 
 
 @pytest.mark.slow

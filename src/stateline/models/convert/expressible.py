@@ -7,6 +7,9 @@ from stateline.layers.dropout import Dropout
 from stateline.models.config import ModelConfig
 from stateline.models.factory import meta_model
 
+_TRAINING = ("balance", "dropout")
+"""Settings of layers without effect outside training."""
+
 
 def check_expressible(config: ModelConfig, again: ModelConfig) -> None:
     """Compare a model with the one that its official settings describe.
@@ -44,8 +47,10 @@ def _structure(config: ModelConfig) -> dict[str, Any]:
         if isinstance(module, Dropout):  # has no effect outside training
             continue
         found[path or "model"] = type(module).__name__
-        for name, value in vars(module).items():
-            if isinstance(value, int | float | str):
+        settings = getattr(module, "settings", None)  # of a layer that has a dataclass of them
+        own = {**vars(settings), **vars(module)} if settings else vars(module)
+        for name, value in own.items():
+            if isinstance(value, int | float | str) and name not in _TRAINING:
                 found[f"{path}.{name}".removeprefix(".")] = value
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     return found | shapes
