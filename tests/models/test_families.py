@@ -299,6 +299,36 @@ def test_a_setting_that_a_family_has_no_field_for_is_refused_by_name(
         write_pretrained(changed, tmp_path / "out", kind)
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "layers"),
+    [
+        ("recurrent_gemma", {"logits_soft_cap": 30}, {}),
+        ("xlstm", {"logits_soft_cap": 30}, {"mlstm": {"expand_k": 1, "expand_v": 1}}),
+        (
+            "falcon_h1",
+            {},
+            {
+                "mamba2": {"input_scale": 1, "out_scale": 1},
+                "attention": {"out_scale": 1},
+                "feed_forward": {"gate_scale": 1},
+            },
+        ),
+        ("nemotron_h", {}, {"mamba2": {"min_step": 0}}),
+    ],
+)
+def test_whole_numbers_are_written_as_transformers_accepts_them(
+    name: str, model: dict[str, Any], layers: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    kind, settings = MODELS[name]
+    own = next(c for c in CONVERTERS.values() if kind in c.kinds)
+    config = own.config({"model_type": kind, **settings})
+    layers = {**config.layers, **{k: {**config.layers.get(k, {}), **v} for k, v in layers.items()}}
+    ours = LanguageModel(replace(config, layers=layers, **model)).eval()
+    write_pretrained(ours, tmp_path / "out", kind)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert_near(ours(tokens()), theirs(tokens()).logits, LIMITS.get(kind, 6e-6))
+
+
 def test_settings_of_training_alone_do_not_hinder_writing(tmp_path: Path) -> None:
     saved("mixtral", tmp_path / "hf")
     model = load_pretrained(tmp_path / "hf")

@@ -150,7 +150,11 @@ def field(
             found = own[keyword] if keyword in own else model.first(layer)[keyword]
         else:
             found = getattr(model.config, keyword)
-        return {theirs: found == words[True] if isinstance(default, bool) else found}
+        if isinstance(default, bool):
+            found = found == words[True]
+        elif isinstance(default, float) and found is not None:
+            found = float(found)  # ours may be an integer, which transformers does not accept
+        return {theirs: found}
 
     return Rule(theirs, read, write)
 

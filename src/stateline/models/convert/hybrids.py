@@ -210,12 +210,12 @@ def _write_factors(model: Written) -> dict[str, Any]:
     feed_forward, usual = model.first("feed_forward"), _usual(attention["d_head"])
     scale, divisor = attention["score_scale"] or usual, model.config.logits_divisor
     return {
-        "attention_out_multiplier": attention["out_scale"],
+        "attention_out_multiplier": float(attention["out_scale"]),
         "key_multiplier": _solved(lambda key: key * usual, scale / usual, scale),
         "lm_head_multiplier": _solved(lambda after: 1 / after, 1 / divisor, divisor),
         "mamba_norm_before_gate": False,
-        "mlp_multipliers": [feed_forward["gate_scale"], feed_forward["out_scale"]],
-        "ssm_multipliers": [mamba2[name] for name in _SSM],
+        "mlp_multipliers": [float(feed_forward[name]) for name in ("gate_scale", "out_scale")],
+        "ssm_multipliers": [float(mamba2[name]) for name in _SSM],
     }
 
 
@@ -300,7 +300,7 @@ def _read_nemotron(draft: Draft) -> None:
 def _write_nemotron(model: Written) -> dict[str, Any]:
     mamba2, words = model.first("mamba2"), {ours: word for word, ours in _KINDS.items()}
     return {
-        "time_step_min": mamba2["min_step"],
+        "time_step_min": float(mamba2["min_step"]),
         "mamba_num_heads": inner_width(mamba2, model.config) // mamba2["d_head"],
         "layers_block_type": [words[layer.name] for (layer,) in model.blocks],
     }

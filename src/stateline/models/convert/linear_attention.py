@@ -253,8 +253,8 @@ def _read_xlstm(draft: Draft) -> None:
 def _write_xlstm(model: Written) -> dict[str, Any]:
     mlstm, hidden = model.first("mlstm"), model.first("feed_forward")["d_hidden"]
     return {
-        "qk_dim_factor": mlstm["expand_k"],
-        "v_dim_factor": mlstm["expand_v"],
+        "qk_dim_factor": float(mlstm["expand_k"]),
+        "v_dim_factor": float(mlstm["expand_v"]),
         "ffn_proj_factor": hidden / (2 * model.config.d_model),  # which is rounded up
         "ffn_round_up_to_multiple_of": hidden,
     }
