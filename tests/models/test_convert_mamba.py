@@ -13,7 +13,7 @@ from stateline.errors import InputError
 from stateline.layers import Mamba, Mamba2, Residual
 from stateline.models.config import ModelConfig
 from stateline.models.convert.mamba import mamba_config, official_mamba_config
-from stateline.models.convert.table import load_pretrained
+from stateline.models.convert.table import load_pretrained, write_pretrained
 from stateline.models.language_model import LanguageModel
 
 pytestmark = pytest.mark.cpu  # what is tested are files
@@ -174,6 +174,19 @@ def test_half_precision_is_kept_but_not_for_what_accumulates() -> None:
     assert model.embedding.weight.dtype == mixer(model).in_proj.weight.dtype == torch.bfloat16
     assert mixer(model).a_log.dtype == mixer(model).conv.kernel.dtype == torch.float32
     assert model(TOKENS).dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_an_inner_width_that_is_no_multiple_is_written_for_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="reads the models")
+    model = LanguageModel(ModelConfig("mamba(expand=1.5)*2", 8, 8, norm="rms")).eval()
+    write_pretrained(model, tmp_path / "mamba", "mamba-hf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "mamba").eval()
+    assert torch.allclose(theirs(TOKENS).logits, model(TOKENS), atol=1e-6)
+    second = LanguageModel(ModelConfig("mamba2(expand=1.5, d_head=4)*2", 8, 8, norm="rms"))
+    with pytest.raises(InputError, match=r"an integer as expand, got 1\.5: use the format mamba"):
+        write_pretrained(second, tmp_path / "mamba2", "mamba-hf")
+    write_pretrained(second, tmp_path / "mamba2", "mamba")
 
 
 def test_infinity_may_be_written_in_any_way() -> None:

@@ -75,8 +75,9 @@ def _read_width(draft: Draft) -> None:
 
 def _write_width(model: Written) -> dict[str, Any]:
     mamba = model.first("mamba")
-    inner = inner_width(mamba, model.config)
-    return {"intermediate_size": inner, "expand": _whole(mamba["expand"])}
+    # transformers takes an integer as expand, and does not read it beside the width
+    expand = math.ceil(mamba["expand"])
+    return {"intermediate_size": inner_width(mamba, model.config), "expand": expand}
 
 
 def _read_heads(draft: Draft) -> None:
@@ -92,13 +93,13 @@ def _read_heads(draft: Draft) -> None:
 
 def _write_heads(model: Written) -> dict[str, Any]:
     layer = model.first("mamba2")
+    if not float(layer["expand"]).is_integer():
+        raise InputError(
+            "Mamba-2 models of Hugging Face have an integer as expand, got "
+            f"{layer['expand']:g}: use the format mamba"
+        )
     n_heads = inner_width(layer, model.config) // layer["d_head"]
-    return {"num_heads": n_heads, "expand": _whole(layer["expand"])}
-
-
-def _whole(value: float) -> float:
-    """As an integer where it is one: transformers accepts no other type."""
-    return int(value) if float(value).is_integer() else value
+    return {"num_heads": n_heads, "expand": int(layer["expand"])}
 
 
 _MODEL = (
