@@ -1,5 +1,7 @@
 """Messages for users: one line, whatever the user gave."""
 
+from typing import Any
+
 import pytest
 
 from stateline.errors import LONGEST, InputError, unknown_name
@@ -27,3 +29,10 @@ def test_a_long_value_does_not_flood_the_terminal() -> None:
 def test_the_nearest_name_is_suggested_for_a_name_of_any_length() -> None:
     assert "did you mean 'lstm'?" in str(unknown_name("layer", "lstn", ["h3", "lstm"]))
     assert "did you mean" not in str(unknown_name("layer", "x" * 10**6, ["h3", "lstm"]))
+
+
+def test_what_is_no_name_is_unknown_too() -> None:
+    given: Any = False  # as a config.json may have it
+    assert str(unknown_name("position", given, ["none", "rope"])).startswith(
+        "unknown position False: Known"
+    )

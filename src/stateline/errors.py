@@ -60,7 +60,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
         unknown layer 'atention': did you mean 'attention'? Known: attention, h3, s4d
     """
     names = sorted(known)
-    nearest = difflib.get_close_matches(name[:LONGEST], names, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(str(name)[:LONGEST], names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return InputError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}")
 
