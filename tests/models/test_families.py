@@ -108,6 +108,33 @@ def test_shards_and_half_precision_are_read_and_written_back(name: str, tmp_path
     assert_near(wide(x), again.eval()(x).logits)
 
 
+@pytest.mark.parametrize(
+    ("name", "wider"),
+    [
+        ("qwen3_5_text", "linear_attn.norm.weight"),
+        ("olmoe", "mlp.gate.weight"),
+        ("gpt2", "ln_1.weight"),
+        ("llama", "lm_head.weight"),
+    ],
+)
+@torch.no_grad()
+def test_tensors_of_another_precision_get_that_of_the_embedding(
+    name: str, wider: str, tmp_path: Path
+) -> None:
+    saved(name, tmp_path)
+    tensors = {
+        name: tensor if name.endswith(wider) else tensor.bfloat16()
+        for name, tensor in Weights(tmp_path).items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = load_pretrained(tmp_path)
+    assert model(tokens()).dtype == torch.bfloat16
+    official = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    again = load_pretrained({**official.state_dict()}, settings=official.config.to_dict())
+    for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
+        assert ours.bfloat16().equal(theirs.bfloat16())
+
+
 @torch.no_grad()
 def test_large_models_are_written_in_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

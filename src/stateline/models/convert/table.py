@@ -112,7 +112,7 @@ def load_pretrained(
             dict by official names.
         settings: Added to ``config.json``; they replace its fields of the same names.
         device: Where the weights shall be.
-        dtype: Precision of the weights; by default as they were saved.
+        dtype: Precision of the weights; by default that in which the embedding was saved.
 
     Returns:
         The model, in evaluation mode. Parameters that stay float32 (``keeps_float32``) are at least

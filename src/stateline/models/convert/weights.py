@@ -206,7 +206,8 @@ def assemble(
         config: Configuration of the model.
         tensors: All its parameters, by our names, each in memory of its own.
         device: Device of the weights.
-        dtype: Precision of the parameters; by default the precision of the tensors.
+        dtype: Precision of the parameters; by default that of the embedding, for layers compute in
+            one precision and some files keep norms or routers in another.
 
     Returns:
         The model, in evaluation mode.
@@ -232,6 +233,9 @@ def assemble(
         raise InputError(
             f"the configuration asks for {some_names(missing)}, which the published weights lack"
         )
+    own = owned["embedding.weight"].dtype
+    for name in dict(model.named_parameters()).keys() - kept:
+        owned[name] = owned[name].to(own)
     model.load_state_dict(owned, assign=True)
     return model.to(device).eval()
 
