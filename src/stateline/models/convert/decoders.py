@@ -76,7 +76,7 @@ def _read_windows(draft: Draft, *, used: bool, first: float) -> None:
     """
     settings, words, window = draft.settings, fields.SLIDING, None
     if flag(settings, "use_sliding_window", used):
-        window = settings.get("sliding_window", 4096)
+        window = _window(draft, 4096)
     start = number(settings, "max_window_layers", first)
     types = fields.layer_types(settings, "layer_types", tuple(words))
     if types is None:
@@ -87,6 +87,12 @@ def _read_windows(draft: Draft, *, used: bool, first: float) -> None:
         raise InputError("layer_types has sliding_attention, but no sliding_window is used")
     draft.mixers = [words[word] for word in types]
     draft.put("sliding_attention.window", window)
+
+
+def _window(draft: Draft, default: int | None) -> int | None:
+    """The window; ``None`` where it is null."""
+    given = draft.settings.get("sliding_window", default)
+    return None if given is None else count(draft.settings, "sliding_window", default)
 
 
 def _written(model: Written) -> tuple[list[str], int | None]:
@@ -199,7 +205,7 @@ def shared_expert(width: int) -> tuple[Rule, ...]:
 
 
 def _read_mixtral(draft: Draft) -> None:
-    if (window := draft.settings.get("sliding_window")) is not None:
+    if (window := _window(draft, None)) is not None:
         draft.mixers = ["sliding_attention"] * fields.layer_count(draft.settings)
         draft.put("sliding_attention.window", window)
 
