@@ -251,6 +251,13 @@ def test_families_that_are_not_exact_are_refused_with_what_is_missing(
     assert kind not in CONVERTERS
 
 
+def test_adapters_beside_a_model_are_refused(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(InputError, match="which would not be applied: merge them"):
+        load_pretrained(tmp_path)
+
+
 def test_damaged_weights_are_named(tmp_path: Path) -> None:
     saved("llama", tmp_path)
     weights = dict(Weights(tmp_path))

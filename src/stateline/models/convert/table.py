@@ -48,6 +48,9 @@ TOKENIZER_FILES = (
 CHECKPOINTS = (".pt", ".pth", ".ckpt")
 """Suffixes of weight files, which may have any name."""
 
+ADAPTERS = "adapter_config.json"
+"""A file beside low-rank adapters, which PEFT writes and transformers applies."""
+
 SHARD_BYTES = 512 << 20
 """Tensors are written in files of about this size, which bounds the memory for copies."""
 
@@ -136,6 +139,11 @@ def read_pretrained(
     found, tensors = dict(settings or {}), source
     if not isinstance(source, Mapping):
         path = user_path(source, "model")
+        if (path / ADAPTERS).exists():
+            raise InputError(
+                f"{path} holds adapters ({ADAPTERS}), which would not be applied: merge them into "
+                "the weights with PEFT's merge_and_unload, or take their files away"
+            )
         found = _settings(path) | found
         if path.is_dir() and "pattern" in found:
             model = load_model(path, device=device)
