@@ -130,7 +130,7 @@ def test_tensors_of_another_precision_get_that_of_the_embedding(
     model = load_pretrained(tmp_path)
     assert model(tokens()).dtype == torch.bfloat16
     official = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    again = load_pretrained({**official.state_dict()}, settings=official.config.to_dict())
+    again = load_pretrained(dict(official.state_dict()), settings=official.config.to_dict())
     for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
         assert ours.bfloat16().equal(theirs.bfloat16())
 
@@ -359,8 +359,9 @@ def test_whole_numbers_are_written_as_transformers_accepts_them(
     kind, settings = MODELS[name]
     own = next(c for c in CONVERTERS.values() if kind in c.kinds)
     config = own.config({"model_type": kind, **settings})
-    layers = {**config.layers, **{k: {**config.layers.get(k, {}), **v} for k, v in layers.items()}}
-    ours = LanguageModel(replace(config, layers=layers, **model)).eval()
+    own_layers = {kind: {**config.layers.get(kind, {}), **more} for kind, more in layers.items()}
+    changed = replace(config, layers={**config.layers, **own_layers}, **model)
+    ours = LanguageModel(changed).eval()
     write_pretrained(ours, tmp_path / "out", kind)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert_near(ours(tokens()), theirs(tokens()).logits, LIMITS.get(kind, 6e-6))
