@@ -236,6 +236,14 @@ def test_what_is_not_supported_is_refused(
         hf.wrap(make("h3"))(torch.zeros(1, 2, dtype=torch.int64), **given)
 
 
+def test_ways_to_generate_that_need_other_models_are_refused(make: Make, prompt: Tensor) -> None:
+    wrapped = hf.wrap(make("h3"))
+    with pytest.raises(InputError, match="no outputs after some of its layers"):
+        wrapped.generate(prompt[:1], assistant_early_exit=1, max_new_tokens=2, do_sample=False)
+    with pytest.raises(InputError, match="a state of its own: use generate, or stateline serve"):
+        wrapped.generate_batch(prompt.tolist())
+
+
 @pytest.mark.parametrize("given", [{}, {"inputs_embeds": torch.zeros(1, 2, 32)}])
 def test_a_call_without_tokens_is_refused(make: Make, given: dict[str, Tensor]) -> None:
     with pytest.raises(InputError, match="give input_ids"):

@@ -237,6 +237,17 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_position_ids_for_generation(self, *_: Any) -> None:
         """None: positions are part of the state, and padding is told by ``attention_mask``."""
 
+    def init_continuous_batching(self, *_: Any, **__: Any) -> None:
+        """Refused.
+
+        Raises:
+            InputError: Always.
+        """
+        raise InputError(
+            "continuous batching of transformers needs pages of keys and values, and this model "
+            "has a state of its own: use generate, or stateline serve"
+        )
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
@@ -244,6 +255,11 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         if given is not None:
             given._is_user_defined = True
             return
+        if generation_config.assistant_early_exit is not None:
+            raise InputError(
+                "this model has no outputs after some of its layers, got assistant_early_exit: "
+                "give an assistant_model"
+            )
         if generation_config.use_cache is False:
             return
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
