@@ -174,6 +174,7 @@ REFUSED = [
     ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "scaled by 'yarn' are not supported"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
     ("llama", {"num_attention_heads": 0}, "must have 'num_attention_heads', an integer"),
+    ("llama", {"is_causal": None}, "is_causal=None is not supported"),
     ("mistral", {"sliding_window": "6"}, "must have 'sliding_window', an integer"),
     ("mixtral", {"sliding_window": "6"}, "must have 'sliding_window', an integer"),
     ("qwen2 with windows", {"sliding_window": "6"}, "must have 'sliding_window', an integer"),

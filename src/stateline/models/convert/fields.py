@@ -203,15 +203,15 @@ INERT = frozenset(_INERT.split())
 dropout (used only in training), and options of transformers for computing or generating."""
 
 ONLY: Mapping[str, tuple[Any, ...]] = {
-    "add_cross_attention": (False,),
-    "chunk_size_feed_forward": (0,),
+    "add_cross_attention": (False, None),
+    "chunk_size_feed_forward": (0, None),
     "cross_attention_hidden_size": (None,),
-    "is_causal": (True,),
-    "is_decoder": (False, True),
-    "is_encoder_decoder": (False,),
-    "pruned_heads": ({},),
-    "rope_interleaved": (False,),
-    "tie_encoder_decoder": (False,),
+    "is_causal": (True,),  # null is false to transformers
+    "is_decoder": (False, True, None),
+    "is_encoder_decoder": (False, None),
+    "pruned_heads": ({}, None),
+    "rope_interleaved": (False, None),
+    "tie_encoder_decoder": (False, None),
 }
 """Supported values of fields that any family may have."""
 
@@ -282,7 +282,7 @@ class Fields(NamedTuple):
     def _check(self, settings: Settings) -> None:
         accounted = {*INERT, *self.inert.split(), self.depth}
         accounted |= {name for rule in self.rules for name in rule.theirs.split()}
-        only = {name: (*known, None) for name, known in ONLY.items()} | {**self.only}
+        only = {**ONLY, **self.only}
         for name, value in settings.items():
             if name in accounted:
                 continue
