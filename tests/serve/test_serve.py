@@ -31,7 +31,7 @@ from stateline.generate import (
 )
 from stateline.layers import nbytes
 from stateline.serve import Limits, Row
-from stateline.serve.app import Ticket
+from stateline.serve.app import Stream, Ticket
 from stateline.serve.engine import LogProbs, Piece
 from stateline.serve.replies import CompletionAnswer
 from tests.serve.running import Client, app_of, opinionated, running
@@ -455,6 +455,41 @@ def test_a_conversation_outlives_the_server(tmp_path: Path) -> None:
         assert there["output"][0]["content"] == here["output"][0]["content"]
         kept = client.complete("kept over a restart. ")["usage"]["prompt_tokens_details"]
         assert kept["cached_tokens"] == 21
+
+
+def test_clients_whose_texts_go_on_at_the_end_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("stateline.serve.run.GRACE", 1)
+    asked = {"model": "tiny", "prompt": "a", "max_tokens": 10**6}
+    app = app_of(opinionated("h3"), limits=Limits(new_tokens=10**6))
+    with ThreadPoolExecutor() as pool, running(app) as client:
+        asking = [
+            pool.submit(client.send, "/v1/completions", asked | {"stream": stream})
+            for stream in (False, True)
+        ]
+        while client.metric("rows") < 2:
+            time.sleep(0.01)
+    (status, whole), (begun, pieces) = (future.result() for future in asking)
+    assert (status, begun) == (503, 200)
+    *_, last, done = re.findall("data: (.*)", pieces.decode())
+    assert (json.loads(last), done) == (json.loads(whole), "[DONE]")
+    assert "ending" in last
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_stream_that_its_client_does_not_read_ends_with_the_server() -> None:
+    async def main() -> None:
+        ticket, never = Ticket(Row([97])), asyncio.Event()
+        ticket.put(Piece("a", 1))
+        stream = Stream(ticket, CompletionAnswer("tiny", ByteTokenizer(), False, False))
+        sending = asyncio.create_task(stream({}, lambda: never.wait(), lambda _: never.wait()))
+        await asyncio.sleep(0.01)
+        sending.cancel()
+        await sending
+        assert ticket.row.left
+
+    asyncio.run(main())
 
 
 def test_a_model_that_gives_nan_fails_its_clients_and_not_the_server() -> None:

@@ -222,8 +222,8 @@ class Stream:
                     break
                 pieces = await ticket.take()
             await send({"type": "http.response.body", "body": answer.last, "more_body": False})
-        except OSError:
-            pass  # the client has left
+        except (OSError, asyncio.CancelledError):
+            pass  # the client has left, or does not read at the server's end
         finally:
             ticket.row.left = True
             watching.cancel()

@@ -192,11 +192,15 @@ class Engine:
         """Begin to decode."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End all rows, and write the kept states to their folder."""
+    def end(self) -> None:
+        """End all rows with an error, soon."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
+
+    def stop(self) -> None:
+        """End all rows, and write the kept states to their folder."""
+        self.end()
         self._thread.join()
         self.prefixes.flush()
 

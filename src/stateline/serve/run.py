@@ -1,5 +1,6 @@
 """What runs an application: a socket, and a server that ends when the process is told to."""
 
+import asyncio
 import socket
 
 import uvicorn
@@ -8,10 +9,20 @@ from starlette.applications import Starlette
 from stateline.errors import InputError
 
 GRACE = 3
-"""Seconds that clients get at the end."""
+"""Seconds that texts get at the end; one more is for their clients to be told."""
 
 IDLE = 75
 """Seconds until a connection without requests is closed: clients close their end earlier."""
+
+
+class _Server(uvicorn.Server):
+    """Ends the texts that still go on after the grace, so that no client is cut off unanswered."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End; called by uvicorn."""
+        assert isinstance(self.config.app, Starlette)
+        asyncio.get_running_loop().call_later(GRACE, self.config.app.state.service.engine.end)
+        await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -36,7 +47,7 @@ def make_server(app: Starlette) -> uvicorn.Server:
         app,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=GRACE + 1,
         timeout_keep_alive=IDLE,
     )
-    return uvicorn.Server(config)
+    return _Server(config)
