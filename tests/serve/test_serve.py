@@ -201,7 +201,11 @@ def test_a_streamed_response_is_the_whole_one(client: Client) -> None:
     text = "".join(e["delta"] for e in found if e["type"] == "response.output_text.delta")
     assert text == whole["output"][0]["content"][0]["text"]
     assert found[-1]["response"]["output"][0]["content"] == whole["output"][0]["content"]
-    client.respond("and", previous_response_id=found[-1]["response"]["id"])
+    (name,) = {event["response"]["id"] for event in (found[0], found[-1])}
+    again = [client.respond("and", previous_response_id=old) for old in (name, whole["id"])]
+    assert again[0]["output"][0]["content"] == again[1]["output"][0]["content"]
+    cached = [one["usage"]["input_tokens_details"]["cached_tokens"] for one in again]
+    assert cached == [len("stream me") + 12] * 2
 
 
 def test_models_and_metrics_are_shown(client: Client) -> None:

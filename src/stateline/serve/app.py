@@ -168,6 +168,8 @@ class Service:
 
     async def _answer(self, request: Request, given: Any, answer: Answer) -> Response:
         ticket = Ticket(await asyncio.to_thread(given.row, self.tokenizer))
+        if given.stream:
+            ticket.row.name = answer.name
         self.engine.submit(ticket.row)
         if given.stream:
             return Stream(ticket, answer)  # type: ignore[return-value]

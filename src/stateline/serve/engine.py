@@ -98,7 +98,7 @@ class Piece:
             with the first piece.
         length: Tokens of the whole text.
         finish: ``stop`` or ``length`` if this is the last piece.
-        key: Hash of the whole text, with the last piece.
+        key: Under which the state at the end is kept, with the last piece.
         error: Why the text ended, if it was not finished.
     """
 
@@ -126,6 +126,7 @@ class Row:
         log_probs: Number of likeliest tokens to tell with each; ``None`` tells nothing.
         salt: Kept states are shared with texts of the same salt.
         store: Whether the state at the end must outlive the process.
+        name: Under which the state at the end is kept; by default the hash of the whole text.
         put: Called by the engine's ``deliver`` with every piece.
         left: Set when the client has left; the row then leaves before the next step.
     """
@@ -139,6 +140,7 @@ class Row:
     log_probs: int | None = None
     salt: str = ""
     store: bool = False
+    name: bytes = b""
     left: bool = False
     put: Callable[[Piece], None] = lambda piece: None  # noqa: ARG005
 
@@ -348,6 +350,7 @@ class Engine:
             finish, text = self._push(going, token, late=now > going.end)
             if finish:
                 state = self._session.state([place])
+                going.key = going.row.name or going.key
                 self.prefixes.keep(going.key, state, now=going.row.store)
                 text += going.text.finish()
             else:

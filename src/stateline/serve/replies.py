@@ -22,9 +22,10 @@ class Answer(ABC):
     Attributes:
         done: Whether the last piece has come.
         last: What ends a stream.
+        name: Under which the state after a stream is kept; empty for the hash of the text.
     """
 
-    last = b""
+    last = name = b""
 
     def __init__(self) -> None:
         self.done, self.text, self.tokens, self.reused, self.length = False, "", 0, 0, 0
@@ -124,11 +125,11 @@ class ResponseAnswer(Answer):
         self._model, self._given, self._number = model, given, 0
         self._item = f"msg_{secrets.token_hex(12)}"
         self._place = {"output_index": 0, "item_id": self._item, "content_index": 0}
-        self._early = f"resp_{secrets.token_hex(12)}"
-        self._id = ""
+        self.name, self._id = secrets.token_bytes(32), ""
 
     def begin(self) -> list[Event]:
-        """The response begins; it gets the id that leads to its state with its end."""
+        """The response begins, with an id that is known before its text is."""
+        self._id = response_id(self.name)
         return [
             self._event("response.created", response=self._response("in_progress")),
             self._event("response.output_item.added", output_index=0, item=self._message("", True)),
@@ -169,7 +170,7 @@ class ResponseAnswer(Answer):
             "total_tokens": self.length,
         }
         return {
-            "id": self._id or self._early,
+            "id": self._id,
             "object": "response",
             "created_at": self.created,
             "status": status,

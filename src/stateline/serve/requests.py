@@ -128,12 +128,12 @@ class ResponseRequest(Request, kw_only=True, forbid_unknown_fields=True):
 
 
 def response_id(key: bytes) -> str:
-    """A name for a response, from which the hash of its text can be read."""
+    """A name for a response, from which the key of its kept state can be read."""
     return f"{ID}{key.hex()}_{secrets.token_hex(8)}"
 
 
 def key_of(name: str) -> bytes:
-    """The hash of the text of a response.
+    """The key under which the state after a response is kept.
 
     Raises:
         InputError: If no response has such a name.
