@@ -211,6 +211,23 @@ def test_problems_of_unequal_shapes_are_refused(answers: Any) -> None:
             call()
 
 
+def test_problems_may_be_a_plain_pair(tmp_path: Path) -> None:
+    class Pair(Own, GeneratedTask):
+        def __init__(self, seed: int = 0) -> None:
+            super().__init__(seed)
+            self.metric = "accuracy"
+
+        def problems(self, length: int, index: int) -> Any:
+            return ROWS, ROWS[:, :1]
+
+    register_task("own_pair", Pair)
+    try:
+        (run,) = compared(tmp_path, "own_pair").runs
+    finally:
+        del TASKS["own_pair"]
+    assert "accuracy" in run.by_length[4]
+
+
 def test_labels_of_unequal_shapes_are_refused() -> None:
     class Odd(LabelledTask):
         def draw(self, rng: Any, count: int, length: int, *, training: bool) -> Batch:

@@ -304,16 +304,18 @@ class GeneratedTask(Task):
 
     def problems_scored(self, batches: int) -> int:
         """Problems in some evaluation batches."""
-        return batches * len(self.problems(self.train_length, 0).answers)
+        _, answers = self.problems(self.train_length, 0)
+        return batches * len(answers)
 
     def _answers(self, batches: int) -> Tensor:
-        found = [self.problems(self.train_length, n).answers for n in range(batches)]
+        drawn = (self.problems(self.train_length, n) for n in range(batches))
+        found = [answers for _, answers in drawn]
         widest = max(own.shape[1] for own in found)  # batches may differ in the length of answers
         return torch.cat([F.pad(own, (0, widest - own.shape[1]), value=IGNORE) for own in found])
 
     def score_names(self) -> set[str]:
         """Names of the scores of right answers."""
-        answers = self.problems(self.train_length, 0).answers
+        _, answers = self.problems(self.train_length, 0)
         return {*self.score(answers, answers)}
 
     def positions(self, length: int) -> int:
