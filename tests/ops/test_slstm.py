@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stateline.errors import InputError
 from stateline.ops import OPS, SLSTMCell, slstm
@@ -100,6 +101,19 @@ def test_the_operators_keep_pytorchs_rules(name: str) -> None:
     torch.library.opcheck(backward, (*grads, *inputs), test_utils=rules)
     leaves = [t.requires_grad_() for t in inputs]
     torch.library.opcheck(getattr(torch.ops.stateline, name).default, leaves, test_utils=rules)
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("name", ["slstm", "slstm_kernel"][: len(BACKENDS)])
+def test_outputs_lie_in_memory_as_compiled_code_expects(name: str) -> None:
+    """The layer's gates are a permuted view, in which heads are the first axis."""
+    gates, *others = (t.float() for t in case(2))
+    gates = gates.permute(3, 0, 1, 2, 4).contiguous().permute(1, 2, 3, 0, 4)
+    operator = getattr(torch.ops.stateline, name).default
+    with FakeTensorMode() as mode:
+        expected = operator(*map(mode.from_tensor, (gates, *others)))
+    found = operator(gates, *others)
+    assert [t.stride() for t in found] == [t.stride() for t in expected]
 
 
 def test_a_state_of_several_dtypes_is_refused() -> None:

@@ -74,7 +74,8 @@ def _backward(
 
 
 def _fake(gates: Tensor, _: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
-    return torch.empty_like(gates[:, :, 0]), SLSTMCell(*empty_like(*state))
+    y, *after = empty_like(gates[:, :, 0], *state)
+    return y, SLSTMCell(*after)
 
 
 _whole = KernelOp("slstm_kernel", _forward, _backward, _fake)
