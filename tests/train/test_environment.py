@@ -1,5 +1,6 @@
 """The record of where a run took place names the code that ran."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def test_the_commit_and_whether_files_differ_from_it(checkout: Path) -> None:
     assert commit() == head
     checkout.write_text("# changed")
     assert commit() == head + "+"
+
+
+def test_asking_for_the_commit_writes_nothing_into_the_repository(checkout: Path) -> None:
+    """``git status`` would lock and refresh the index, in the way of a commit beside it."""
+    os.utime(checkout, (1, 1))
+    index = checkout.parents[2] / ".git" / "index"
+    before = index.read_bytes()
+    assert not environment._commit.__wrapped__().endswith("+")
+    assert index.read_bytes() == before
 
 
 def test_code_outside_of_a_checkout_has_no_commit(checkout: Path) -> None:

@@ -41,7 +41,7 @@ def _commit() -> str:
     folder = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
+        command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
