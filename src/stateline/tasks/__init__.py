@@ -1,7 +1,7 @@
 """Tasks: what a model is trained on and scored at.
 
-``TASKS`` is the table of contents: a new task of the package is one file and one line in it. A task
-outside the package gets its name by ``register_task``.
+``TASKS`` lists them: a new task of the package is one file and one line in it. A task outside the
+package gets its name by ``register_task``.
 """
 
 from functools import partial
@@ -134,8 +134,8 @@ TASKS: Registry[type[Task]] = Registry(
 def register_task(name: str, cls: type[Any] | None = None) -> Any:
     """Give a task of your own a name, also as ``@register_task("mine")``.
 
-    The constructor takes ``seed``. Everything else is keyword-only with defaults and annotations:
-    what the text of a task may set.
+    The constructor takes ``seed``. All other parameters are keyword-only, with annotations and
+    defaults; the text of a task may set them.
 
     Args:
         name: The name: letters, digits and underscores.
@@ -156,7 +156,7 @@ def register_task(name: str, cls: type[Any] | None = None) -> Any:
 
 MAX_SETTING = 10**9
 MAX_POSITIONS = 1 << 28
-"""Upper limits that turn typos into messages."""
+"""Upper limits, so that a typo gives an error message."""
 
 
 def make_task(text: str, *, seed: int = 0) -> Task:
@@ -200,7 +200,7 @@ Known: algorithm, ...
 
 
 def _check_lengths(task: Task) -> None:
-    """Refuse lengths that results cannot hold, before anything is trained."""
+    """Refuse lengths that are not positive integers or lack the training length."""
     lengths = task.eval_lengths
     if task.train_length not in lengths or not all(type(n) is int and n > 0 for n in lengths):
         raise InputError(
@@ -210,7 +210,7 @@ def _check_lengths(task: Task) -> None:
 
 
 def _check_size(task: Task) -> None:
-    """Refuse what would fill the memory or take for ever, before anything is drawn."""
+    """Refuse batches that would fill the memory or take forever, before anything is drawn."""
     drawn = (task.problems_per_batch, max(task.eval_lengths))
     for rows, longest in ((task.batch_size, task.train_length), drawn):
         length = max(longest, task.least_row)

@@ -41,7 +41,7 @@ def cross_entropy(
     """Cross entropy in nats, summed over the targets other than ``IGNORE``.
 
     Raises:
-        InputError: If a target on the CPU is no class.
+        InputError: If a target on the CPU is not a class.
     """
     logits, wanted = outputs.flatten(0, 1), targets.flatten().long()
     try:
@@ -80,8 +80,8 @@ class PackedBatch(NamedTuple):
     Attributes:
         tokens: Tokens.
         targets: The next token of the document, ``IGNORE`` where there is none.
-        starts: True where a document begins. A row of a batch that continues the previous one goes
-            on with its last document, unless another begins at its first position.
+        starts: True where a document begins. If a batch continues the previous batch, each row
+            continues its last document, unless ``starts`` is true at position 0.
     """
 
     tokens: Int[Tensor, "batch length"]
@@ -96,10 +96,10 @@ class Problems(NamedTuple):
     answers: Int[Tensor, "batch answer"]
 
     def check(self, task: "Task") -> None:
-        """Check the shapes of the problems of a task: a score would also compare unequal shapes.
+        """Check the shapes of a task's problems; scores would compare unequal shapes silently.
 
         Raises:
-            InputError: If they are not as many prompts as answers, in two matrices.
+            InputError: If they are not two matrices with as many prompts as answers.
         """
         fit = all(isinstance(own, Tensor) and own.ndim == 2 for own in self)
         if not fit or len(self.prompts) != len(self.answers):
@@ -114,7 +114,7 @@ def check_batch(task: "Task", tokens: Any, targets: Any) -> None:
     """Check that a batch of a task has a target for each position.
 
     Raises:
-        InputError: If it has not: losses and scores would fail, or compare unequal shapes.
+        InputError: If one is missing: losses and scores would fail, or compare unequal shapes.
     """
     pair = isinstance(tokens, Tensor) and isinstance(targets, Tensor)
     if not pair or tokens.ndim < 2 or targets.shape[:2] != tokens.shape[:2]:
@@ -125,7 +125,7 @@ def check_batch(task: "Task", tokens: Any, targets: Any) -> None:
 
 
 def train_settings(of: "type[Task] | None" = None, **settings: float | str) -> Settings:
-    """Training settings of a kind of task; settings that are not given are as in ``of``."""
+    """Training settings of a kind of task; ``of`` gives the settings that are left out."""
     return {**(of.training if of else {}), **settings}
 
 
@@ -152,7 +152,7 @@ class Task(ABC):
         has_text: Whether the task has a tokenizer and held-out text.
         batch_size: Rows in a training batch.
         problems_per_batch: Rows of a batch of drawn problems.
-        least_row: Numbers that are drawn for a row, however short it is.
+        least_row: Random numbers that a row needs at least, however short it is.
         vocab_size: Number of tokens.
         train_length: Training length, in the unit of ``eval_lengths``.
         eval_lengths: Lengths to score at, the training length first.
@@ -194,7 +194,7 @@ class Task(ABC):
         Args:
             pattern: The layers.
             settings: Further settings of the configuration. ``pooling`` is for classifiers and
-                regressors; ``None`` stands for their default.
+                regressors; ``None`` means their default.
 
         Raises:
             InputError: If a setting cannot be used.
@@ -227,14 +227,14 @@ class Task(ABC):
         return length
 
     def problems_scored(self, batches: int) -> int:  # noqa: ARG002
-        """Answers, or rows of them, in some evaluation batches; 0 if that is not known."""
+        """Number of problems in ``batches`` evaluation batches; 0 if that is not known."""
         return 0
 
     def chance(self, batches: int = 8) -> float:
         """Share of right answers if a model always gives the most frequent answer.
 
-        The answer is chosen on one half of some batches and scored on the other half, and
-        conversely: on the half that it is chosen on, it is the most frequent one by luck, too.
+        The answer is chosen on one half of the answers and scored on the other, then the halves
+        are swapped. On the half where it is chosen, part of its frequency is luck.
         """
         answers = self._answers(batches)
         if len(answers) < 2:  # such as rows without a label
@@ -247,7 +247,7 @@ class Task(ABC):
         return right / len(answers)
 
     def _answers(self, batches: int) -> Tensor:
-        """The answers of some batches, a row each: by default the targets of training."""
+        """The answers of ``batches`` batches, one per row: by default the targets of training."""
         targets = [self.train_batch(index).targets for index in range(batches)]
         return torch.cat([own[self.asked(own)].flatten() for own in targets])[:, None]
 
@@ -263,7 +263,7 @@ class Task(ABC):
         """
 
     def hold_out_validation(self) -> str:
-        """Score on data that the final scores do not use; called before the first batch.
+        """From now on, score data that final scores do not use; called before the first batch.
 
         To choose settings, the task is constructed a second time, from another seed. Drawn tasks
         need nothing more. Tasks on files hold out a part of their training data, and score it.
@@ -303,7 +303,7 @@ class GeneratedTask(Task):
         """Evaluation batch number ``index`` at ``length``; never one of the training batches."""
 
     def problems_scored(self, batches: int) -> int:
-        """Problems in some evaluation batches."""
+        """Number of problems in ``batches`` evaluation batches."""
         _, answers = self.problems(self.train_length, 0)
         return batches * len(answers)
 
@@ -348,12 +348,12 @@ class ExampleTask(GeneratedTask):
 
     Args:
         seed: Fixes every batch.
-        length: Tokens of a training example before its common ending.
+        length: Tokens of a training example before its query.
         batch_size: Examples in a training batch.
         examples: Number of training examples, reshuffled for every epoch; by default new ones are
             drawn for every batch.
         drop_last: Whether each epoch leaves out the examples that do not fill a batch. Official
-            code trains on them, too, in a smaller batch.
+            code also trains on them, in a smaller batch.
 
     Raises:
         InputError: If a setting is out of range, or the examples do not fill a batch.
@@ -386,7 +386,7 @@ class ExampleTask(GeneratedTask):
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, count: int, length: int) -> Int[Tensor, "count total"]:
-        """Draw ``count`` examples of ``length`` tokens, not counting the common ending."""
+        """Draw ``count`` examples with ``length`` tokens before the query."""
 
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index``: examples up to their answers, and the answers."""
@@ -425,11 +425,11 @@ class LabelledTask(Task):
         batch_size: Rows in a training batch.
 
     Raises:
-        InputError: If a setting is out of range, also here and in the methods of all such tasks.
+        InputError: If a setting is out of range, here and in the methods of all subclasses.
 
     Attributes:
         shortest: Least length of a row.
-        times: Lengths to score at, in training lengths.
+        times: Lengths to score at, as multiples of the training length.
     """
 
     drawn = True
@@ -466,7 +466,7 @@ class LabelledTask(Task):
         return self.draw(rng, self.problems_per_batch, length, training=False)
 
     def problems_scored(self, batches: int) -> int:
-        """Rows in some evaluation batches."""
+        """Number of rows in ``batches`` evaluation batches."""
         return batches * len(self.labelled(self.train_length, 0).tokens)
 
     def score_names(self) -> set[str]:
@@ -504,7 +504,7 @@ class CorpusTask(Task):
 
     @property
     def unit(self) -> float:
-        """Nats per token that are 1 of the metric: by default, of bits per byte."""
+        """Nats per token in one unit of the metric; by default, the metric is bits per byte."""
         return math.log(2) * self.bytes_per_token
 
     def score_names(self) -> set[str]:
@@ -516,7 +516,7 @@ class CorpusTask(Task):
         """The whole held-out text once, in windows of ``length`` tokens."""
 
     def beginning(self, length: int) -> Int[Tensor, "1 length"]:
-        """At most ``length`` tokens that a sample of the model's text goes on from."""
+        """The prompt for a sample of the model's text: at most ``length`` tokens."""
         return next(iter(self.held_out(length))).tokens[:1]
 
 

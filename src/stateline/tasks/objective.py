@@ -1,4 +1,4 @@
-"""Objectives: the outputs that a data set asks of a model, how they are trained and scored.
+"""Objectives: what a model predicts for a data set, the training loss, and the scores.
 
 A tally is what the scores need from a batch, mostly sums over its targets. ``total`` joins tallies,
 and ``score`` computes the scores.
@@ -78,8 +78,8 @@ class Classes:
 class Ranked(Classes):
     r"""One of two classes, trained by cross entropy and scored by the area under the ROC curve.
 
-    The area is the chance that a row of the second class gets more of a score than a row of the
-    first, where equal scores count half. ``accuracy`` is given, too.
+    The area is the probability that a row of the second class has a higher score than a row of the
+    first; equal scores count half. ``accuracy`` is also given.
 
     Args:
         names: Names of the two classes.
@@ -105,7 +105,7 @@ class Ranked(Classes):
         return torch.stack([scores.double(), targets[asked].double()], dim=1)
 
     def total(self, tallies: Sequence[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
-        """All of them."""
+        """All scores and classes."""
         return torch.cat([*tallies])
 
     def score(self, totals: Float[Tensor, "..."]) -> dict[str, float]:

@@ -42,7 +42,7 @@ class Example(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which columns or arrays hold what.
+    """Which columns or arrays hold the targets and the inputs.
 
     Attributes:
         target: Names of the columns with targets; ``("next",)`` for the next position's input.
@@ -54,7 +54,7 @@ class Wanted(NamedTuple):
 
 
 def read_examples(path: Path, wanted: Wanted) -> list[Example]:
-    """Read a data set, in whichever layout it has; a ValueError names the file that has none."""
+    """Read a data set in any of the layouts; a ValueError names a file that fits none."""
     if path.is_file():
         return list(_table_of_rows(path, wanted, ""))
     parts = {part: path / part for part in PARTS if (path / part).is_dir()}
@@ -74,7 +74,7 @@ def read_examples(path: Path, wanted: Wanted) -> list[Example]:
 def split_examples(
     examples: Sequence[Example], scored: str, share: float
 ) -> tuple[list[Example], list[Example]]:
-    """Examples to train on, and those of the ``scored`` part, or a share if none names its part."""
+    """Examples to train on and to score: by their parts, or a share if none names its part."""
     if any(example.part for example in examples):
         training = [example for example in examples if example.part == "train"]
         return training, [example for example in examples if example.part == scored]
@@ -220,7 +220,7 @@ def _rows_of_columns(path: Path, wanted: Wanted, part: str) -> Iterator[Example]
 
 
 def _row_of_columns(columns: Columns, names: Sequence[str], row: int) -> np.ndarray:
-    """A number per column is a position each; a list per column is a channel each."""
+    """Each column of numbers is a position; each column of lists is a channel."""
     cells = [columns[name][row] for name in names]
     if not isinstance(cells[0], list):
         return to_numbers(cells, f"row {row + 1}")[:, None]

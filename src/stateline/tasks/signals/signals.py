@@ -73,7 +73,7 @@ class Signals(RowsTask):
         super().__init__(seed, path=path, batch_size=batch_size, held_out=held_out)
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
-        """Read all sequences, and keep those of two parts."""
+        """Read all sequences, and keep two parts."""
         examples = self.read(path, lambda place: _checked(read_examples(place, self.wanted)))
         training, scored = split_examples(examples, self.held_out, self.share)
         both = [*training, *scored]
@@ -190,5 +190,5 @@ def _name(value: object) -> str:
 
 
 def _order(name: str) -> tuple[bool, float, str]:
-    """Numbers by size, then names by letter."""
+    """Sort key: numbers by value, then names alphabetically."""
     return (False, float(name), "") if name.lstrip("-").isdecimal() else (True, 0.0, name)

@@ -73,7 +73,7 @@ def _read_parquet(path: Path) -> Columns:
             names, n_bytes = file.schema_arrow.names, 0
             _check_names(names)
             columns: dict[str, list[Any]] = {name: [] for name in names}
-            for batch in file.iter_batches(_BATCH):  # a value that is repeated is stored once
+            for batch in file.iter_batches(_BATCH):  # the metadata counts a repeated value once
                 for name, column in zip(names, map(_decoded, batch.columns), strict=True):
                     check_size(n_bytes := n_bytes + column.nbytes)
                     columns[name] += column.to_pylist()
@@ -95,7 +95,7 @@ def _chunks(metadata: Any) -> Iterator[Any]:
 
 
 def _decoded(column: Any) -> Any:
-    """A column with its values in place of numbers in a dictionary."""
+    """A column with its values in place of indices into a dictionary."""
     return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
 
 
@@ -127,7 +127,7 @@ def _numbers(array: np.ndarray) -> np.ndarray:
 
 
 def check_size(n_bytes: int) -> None:
-    """Refuse a size that a file declares, before it is read, above a quarter of this memory."""
+    """Refuse a size above a quarter of this machine's memory, before the data are read."""
     if n_bytes > MAX_BYTES:
         raise ValueError(
             f"unpacked it would take {n_bytes:,} bytes, and may take {MAX_BYTES:,}, a quarter of "

@@ -32,7 +32,7 @@ class CopyTask(StringTask):
     def _examples(
         self, rng: np.random.Generator, lengths: Int[np.ndarray, "row example"]
     ) -> Examples:
-        """Draw letters for all places of a row; those past the end of the string are not used."""
+        """Draw letters for all positions of a row; letters past the end of a string are unused."""
         letters = rng.integers(self.n_letters, size=(len(lengths), self.context_len))
         whole = lengths + self._answered(lengths) + 3
         begin = np.cumsum(whole, axis=1) - whole
@@ -60,9 +60,9 @@ class Copying(CopyTask):
 
     Args:
         answer_len: Letters to repeat; by default all.
-        mixed: Score the training length on strings whose lengths are spread evenly over the
-            training's, one length for each batch, as the paper does in its first figure, instead
-            of on the longest.
+        mixed: Score the training length on strings of all training lengths, spread evenly, one
+            length per batch, as in the paper's first figure; by default only on strings of
+            ``max_len`` letters.
         metric: ``string_accuracy`` or ``character_accuracy``.
         **options: See :class:`~stateline.tasks.StringTask`, which says what rows are.
 

@@ -18,7 +18,7 @@ class DuplicateNgram(CopyTask):
 
         problem := BOS x SEP        x: n of its letters are replaced by a copy of n others
 
-    Training batches are the same as of ``copying`` with the same settings. The two places are drawn
+    Training batches are the batches of ``copying`` with the same settings. The places are drawn
     uniformly from all pairs of places that do not overlap, so every string contains a duplicate. A
     model that looks up the last n letters or fewer finds two places, one of which is wrong.
 

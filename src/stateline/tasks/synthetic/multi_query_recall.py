@@ -73,7 +73,7 @@ class MultiQueryRecall(LabelledTask):
         return length // 4
 
     def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:  # noqa: ARG002
-        """Draw rows of ``length`` tokens, a quarter as many pairs."""
+        """Draw rows of ``length`` tokens with ``length // 4`` pairs."""
         n_pairs = self._n_pairs(length)
         every_key = np.broadcast_to(1 + np.arange(self.n_keys), (count, self.n_keys))
         keys = rng.permuted(every_key, axis=1)[:, :n_pairs]

@@ -35,7 +35,7 @@ class ObjectCollision(LabelledTask):
     direction. In every step it moves by its velocity, which is drawn again if the particle would
     reach the border; its cell is the nearest one. With probability 1/20 per step its colour is
     drawn again. With probability 2/5 the two colours in question are the colours of the last
-    meeting of all (if there was none, the id below the ids of colours in question stands twice);
+    meeting of all (if there was none, both tokens are the id before the colours in question);
     otherwise they are uniform.
 
     Rows have the first ids, followed by columns, colours, colours in question, and the quadrants:

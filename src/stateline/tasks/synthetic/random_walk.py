@@ -26,8 +26,8 @@ class RandomWalk(StreamTask):
 
     A walk begins in the upper left cell, heading right. A step that would leave the grid has no
     effect. The heading is not in the input, and in a label only with ``heading``: the label is then
-    cell * 4 + heading, where the headings are right, down, left and up. With it, a label says the
-    whole state, as in a word problem, which takes far fewer updates to learn.
+    cell * 4 + heading, where the headings are right, down, left and up. Such a label gives the
+    whole state, as in a word problem; learning it takes far fewer updates.
 
     Actions have the ids 0 to 2 in the order above, reset has 3, and cells have 4 and more.
 
@@ -66,7 +66,7 @@ class RandomWalk(StreamTask):
         at_least(1, reset_every=self.reset_every)
         self.vocab_size = 4 + self.grid**2 * (len(_HEADINGS) if self.heading else 1)
         self.least_row = self.reset_every
-        if self.reset:  # a row in evaluation holds one walk: the longest is scored whole
+        if self.reset:  # an evaluation row holds one walk; the last length scores it whole
             whole = max(self.length, self.reset_every + 1)
             self.eval_lengths = (*(n for n in self.eval_lengths if n < whole), whole)
 
@@ -82,6 +82,6 @@ class RandomWalk(StreamTask):
         return Episode(np.concatenate([[RESET], actions]), 4 + labels)
 
     def _walk(self, moves: Int[np.ndarray, " n"]) -> list[int]:
-        """Places along one side of the grid, beginning with the first."""
+        """Coordinates along one axis of the grid, beginning with 0."""
         last = self.grid - 1
         return list(accumulate(moves.tolist(), lambda at, m: min(max(at + m, 0), last), initial=0))

@@ -33,7 +33,7 @@ class StringTask(GeneratedTask):
     """Base of the tasks on strings of random letters.
 
     Letters have the ids 0 to ``n_letters - 1``, followed by BOS, SEP, EOS and PAD. PAD never occurs
-    in training; it makes the vocabulary equal to the vocabulary of the paper's code.
+    in training; with it, the vocabulary equals the vocabulary of the paper's code.
 
     Training rows are packed: each holds as many complete examples as fit, and the beginning of
     another one. Lengths are uniform from ``min_len`` to ``max_len``. The loss counts the answer and
@@ -48,8 +48,8 @@ class StringTask(GeneratedTask):
         context_len: Tokens in a training row. Inputs and targets have one token fewer, since the
             first token is not a target and the last is not an input.
         batch_size: Rows in a training batch.
-        longest: Score at ``max_len``, at its doublings up to this length, and at it; by default at
-            lengths up to four times ``max_len``.
+        longest: Score at ``max_len``, at its doublings up to this length, and at this length; by
+            default at lengths up to four times ``max_len``.
         teacher_forcing: Predict each letter of the answer from the true letters before it, instead
             of the decoded ones.
 
@@ -86,7 +86,7 @@ class StringTask(GeneratedTask):
         self.eval_lengths = near if self.longest is None else eval_lengths(longest, self.longest)
         shortest, longest = self._sizes()
         self._most = 1 + self.context_len // shortest
-        """Examples that a training row can contain in part."""
+        """Largest number of examples in a training row, including one that is cut off."""
         self.least_row = max(self.context_len, self._most * longest)
         if self.context_len < longest:
             raise InputError(

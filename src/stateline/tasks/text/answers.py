@@ -29,8 +29,8 @@ class Answers(TextTask):
     message is the answer; the chat template of the tokenizer writes it.
 
     The split is by the hash of the prompt, so that equal prompts are on one side. Scores are the
-    loss per token of the held-out answers in nats, its exponential, and how many of the first
-    ``answered`` of them greedy decoding gives exactly, with their ends.
+    loss per token of the held-out answers in nats, its exponential, and the share of the first
+    ``answered`` of them that greedy decoding gives exactly, with their ends.
 
     Args:
         seed: Fixes every batch; the split does not depend on it.
@@ -40,8 +40,8 @@ class Answers(TextTask):
         answer: Name of the field with the answer.
         length: Positions in a row; a whole example must fit.
         batch_size: Rows in a training batch.
-        documents: ``"pack"`` packs several examples into each row by best fit, or with carried
-            state lets one follow the other. ``"separate"`` gives each a row of its own.
+        documents: ``"pack"`` packs several examples into each row, by best fit, or one after the
+            other if the state is carried. ``"separate"`` gives each example its own row.
         held_out: Share of the examples to hold out.
         too_long: What is done with an example that does not fit into a row: ``"refuse"`` ends with
             an error, ``"drop"`` leaves it out, ``"cut"`` keeps its beginning if that holds a part
@@ -114,7 +114,7 @@ class Answers(TextTask):
         return self._shuffled(index)
 
     def held_out(self, length: int) -> Iterator[Batch | PackedBatch]:
-        """The held-out examples once, in rows of ``length``, which must not be below training."""
+        """The held-out examples once, in rows of ``length``, at least the training length."""
         at_least(self.train_length, length=length)
         return super().held_out(length)
 
@@ -132,7 +132,7 @@ class Answers(TextTask):
         return super().score_names() | ({"exact_match"} if self.answered else set())
 
     def hold_out_validation(self) -> str:
-        """Score a tenth of the training examples, in place of the others."""
+        """Hold out a tenth of the training examples, and score only these."""
         examples = self._texts[0].examples
         order = generator(0, "validation").permutation(len(examples)).tolist()
         count = max(1, len(order) // 10)
@@ -159,7 +159,7 @@ class Answers(TextTask):
 
 
 def _fitting(examples: list[Example], length: int, too_long: TooLong) -> list[Example]:
-    """The examples that fit into rows of a length, and what is kept of others."""
+    """The examples that fit into rows of a length, and what is kept of the other examples."""
     sizes = [len(example.tokens) - 1 for example in examples]  # the last token is only a target
     if too_long == "refuse" and max(sizes, default=0) > length:
         raise InputError(

@@ -47,7 +47,7 @@ class ByteText(RowsTask):
     max_len: int = 4096
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
-        """Read all texts, and keep those of two parts."""
+        """Read all texts, and keep two parts."""
         at_least(1, max_len=self.max_len)
         kind = "folder" if path.is_dir() else path.suffix
         if kind not in _READERS:

@@ -51,7 +51,7 @@ class TextTask(CorpusTask):
     _training: TokenText
     _held_out: TokenText
     _epoch: tuple[int, Segments | Stream, int] | None = None
-    """Of the epoch that was read last: its number, its rows, and the first row to read."""
+    """The epoch that was read last: its number, its rows, and the first row to read."""
 
     def train_batch(self, index: int) -> Batch | PackedBatch:
         """Training batch number ``index``: windows at random places, or packed rows.
@@ -111,7 +111,7 @@ class TextTask(CorpusTask):
         epoch, step = divmod(index, count)
         if self._epoch is None or self._epoch[0] != epoch:
             rng = generator(self.seed, "epoch", epoch)
-            rows = self._in_turn(rng)
+            rows = self._consecutive_rows(rng)
             first = int(rng.integers(rows.full - self.batch_size * count + 1))
             self._epoch = epoch, rows, first
         _, rows, first = self._epoch
@@ -120,7 +120,7 @@ class TextTask(CorpusTask):
 
     @cached_property
     def _batches_per_epoch(self) -> int:
-        segments = self._in_turn(None).full
+        segments = self._consecutive_rows(None).full
         if segments < self.batch_size:
             raise InputError(
                 f"consecutive batches need a segment of length={self.train_length} for each of "
@@ -129,8 +129,8 @@ class TextTask(CorpusTask):
             )
         return segments // self.batch_size
 
-    def _in_turn(self, rng: np.random.Generator | None) -> Segments | Stream:
-        """The training text in rows that continue each other; without ``rng``, the fewest."""
+    def _consecutive_rows(self, rng: np.random.Generator | None) -> Segments | Stream:
+        """The training text in consecutive rows; without ``rng``, cut into the fewest rows."""
         begins, ends = self._training.borders[:-1], self._training.borders[1:]
         if len(begins) == 1 and self.documents != "pack":
             last = self.train_length - 1  # cutting from there gives the fewest
@@ -154,7 +154,7 @@ class TextTask(CorpusTask):
         return (rows.read(self._held_out, numbers) for numbers in runs)
 
     def held_out_rows(self, length: int) -> Iterator[ConsecutiveBatch | PackedBatch]:
-        """The held-out text once, in ``batch_size`` rows that each batch continues by ``length``.
+        """The held-out text once; each batch continues ``batch_size`` rows by ``length`` tokens.
 
         The first batch, and each document, begin with an empty state.
         """
@@ -167,7 +167,7 @@ class TextTask(CorpusTask):
             yield rows.read_on(self._held_out, numbers, begun=step == 0)
 
     def hold_out_validation(self) -> str:
-        """Score the end of the training text: a tenth of it, but no more than is held out.
+        """Score the last tenth of the training text, at most as many tokens as are held out.
 
         Bits are divided by the bytes per token of the held-out text, so these scores compare only
         with each other.
@@ -207,8 +207,8 @@ class LongTextTask(TextTask):
             ``"pack"``, the same holds, but a row has several documents or parts of them, so that
             few positions are empty: best fit packs them, or with carried state they follow each
             other.
-        longest: Score at ``length``, at its doublings up to this length, and at it; by default at
-            ``length`` and four times ``length``.
+        longest: Score at ``length``, at its doublings up to this length, and at this length; by
+            default at ``length`` and four times ``length``.
         carried: Score the held-out text in ``batch_size`` rows with carried state, as models with a
             memory are scored, instead of in windows that each begin with an empty state.
     """
@@ -245,7 +245,7 @@ class LongTextTask(TextTask):
 
 
 def eval_lengths(length: int, longest: int | None) -> tuple[int, ...]:
-    """The training length and four times that, or its doublings up to the longest, and that one.
+    """The training length and four times it; with ``longest``, its doublings and ``longest``.
 
     Raises:
         InputError: If the longest is shorter than the training length.

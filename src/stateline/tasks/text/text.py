@@ -19,8 +19,8 @@ from stateline.settings import at_least
 from stateline.tasks.text.corpus import LongTextTask
 
 # Not part of the library though in its folder, or not code (pydoc_data).
-_PASSED_OVER = {"site-packages", "dist-packages", "__pycache__", "pydoc_data"}
-_PASSED_OVER |= {"test", "tests", "idlelib", "lib2to3", "turtledemo"}
+_SKIPPED = {"site-packages", "dist-packages", "__pycache__", "pydoc_data"}
+_SKIPPED |= {"test", "tests", "idlelib", "lib2to3", "turtledemo"}
 
 HELD_OUT = 26 / 256
 """Share of the files to hold out."""
@@ -92,7 +92,7 @@ class Text(LongTextTask):
 
 
 def _read_files(path: str | None) -> dict[str, bytes]:
-    """Contents by relative path, in its order."""
+    """Contents by relative path, sorted by path."""
     root = user_path(sysconfig.get_path("stdlib") if path is None else path, "text")
     if not root.exists():
         raise InputError(
@@ -103,7 +103,7 @@ def _read_files(path: str | None) -> dict[str, bytes]:
         if root.is_file():
             contents = root.read_bytes()
             return {root.name: contents} if contents else {}
-        names = list_folder(root, ".py", _PASSED_OVER) if path is None else list_folder(root)
+        names = list_folder(root, ".py", _SKIPPED) if path is None else list_folder(root)
         files = {name: (root / name).read_bytes() for name in names}
     except OSError as error:
         raise InputError(
@@ -123,12 +123,12 @@ def _split(
         return (name,), [text[:cut]], [text[cut:][:most]]
     order = sorted(files)
     chosen = [order[number] for number in held_out_by_hash(order, HELD_OUT)]
-    held_out, names, room = list[bytes](), [], most
+    held_out, names, left = list[bytes](), [], most
     for name in chosen:
-        if room > 0:
-            held_out.append(files[name][:room])
+        if left > 0:
+            held_out.append(files[name][:left])
             names.append(name)
-            room -= len(held_out[-1])
+            left -= len(held_out[-1])
     return tuple(names), [files[name] for name in sorted(files.keys() - set(chosen))], held_out
 
 

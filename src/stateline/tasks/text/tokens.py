@@ -60,7 +60,7 @@ class Tokens(LongTextTask):
         self.bytes_per_token = self._held_out_bytes / len(scored)
 
     def _bytes_of(self, split: Split, part: TokenText) -> int:
-        """Bytes of the first part of a split, with the part of a document that is cut."""
+        """Bytes of the text of ``part``, the beginning of a split; its last document may be cut."""
         whole = len(part.borders) - 1
         whole -= int(part.borders[-1] < split.text.borders[whole])
         cut = part.read(int(part.borders[whole]), len(part))

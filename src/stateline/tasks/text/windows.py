@@ -1,4 +1,4 @@
-"""Rows of a text: segments of documents, several documents in a row, or all of them in turn."""
+"""Rows of a text: segments of documents, packed documents, or a stream of all documents."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -54,7 +54,7 @@ class Segments:
         return windows(text, *self.places(numbers)[:2], self.length)
 
     def read_on(self, text: TokenText, numbers: Numbers, *, begun: bool) -> ConsecutiveBatch:
-        """Segments that continue the last batch, unless ``begun``; empty after the last segment."""
+        """Segments that continue the previous ones, unless ``begun``; empty after the last one."""
         starts, stops, first = self.places(np.minimum(numbers, len(self) - 1))
         tokens, targets = windows(
             text, starts, np.where(numbers < len(self), stops, starts), self.length
@@ -68,7 +68,7 @@ class Piece(NamedTuple):
     Attributes:
         place: Position in the row.
         start: Index of the first token in the text.
-        stop: Index after the last token that is read; this one is the last target.
+        stop: Index after the last input token: the index of the last target.
         begins: Whether it is read from an empty state.
     """
 
@@ -81,8 +81,8 @@ class Piece(NamedTuple):
 class PackedRows:
     """Segments in as few rows as best fit finds, each read from an empty state.
 
-    Longest first, each segment goes into the row with the least room that suffices. The rows are
-    always the same, so a batch of them is known by their numbers.
+    Longest first, each segment goes into the row with the least free space that suffices. The rows
+    are always the same, so their numbers identify a batch.
 
     Example:
         >>> len(PackedRows(Segments(np.array([0, 4, 7]), np.array([4, 7, 9]), length=4)))
@@ -112,7 +112,7 @@ class PackedRows:
 
 
 class Stream:
-    """All documents one after the other, in rows of one length: each goes on where one ended.
+    """All documents one after the other, in rows of one length; each row continues the last one.
 
     The last token of a document is only a target, and the first token only an input.
 
@@ -135,7 +135,7 @@ class Stream:
         return -(-int(self.before[-1]) // self.length)
 
     def read_on(self, text: TokenText, numbers: Numbers, *, begun: bool) -> PackedBatch:
-        """The rows with these numbers, which continue others, unless they begin."""
+        """The rows with these numbers; with ``begun``, each starts from an empty state."""
         batch = packed_batch(text, map(self._pieces, numbers.tolist()), self.length)
         batch.starts[:, 0] |= begun
         return batch
@@ -179,25 +179,25 @@ def windows(text: TokenText, starts: Numbers, stops: Numbers, length: int) -> Ba
 
 
 def best_fit(lengths: Numbers, size: int) -> Numbers:
-    """Row of each piece: longest first, each into the fullest row that has room for it.
+    """Row of each piece: longest first, each goes into the fullest row that it fits into.
 
     Example:
         >>> best_fit(np.array([2, 4, 3, 3, 1]), 5)
         array([2, 0, 1, 2, 0])
     """
     rows, count = np.empty(len(lengths), dtype=np.int64), 0
-    by_room = [list[int]() for _ in range(size)]
-    rooms = 0  # bit r is set if some row has room for r more positions
+    by_free = [list[int]() for _ in range(size)]
+    sizes = 0  # bit n is set if some row has n free positions
     for piece in np.argsort(-lengths, kind="stable").tolist():
         needed = int(lengths[piece])
-        if large := rooms >> needed:
-            room = needed + (large & -large).bit_length() - 1
-            row = by_room[room].pop()
-            rooms ^= 0 if by_room[room] else 1 << room
+        if large := sizes >> needed:
+            free = needed + (large & -large).bit_length() - 1
+            row = by_free[free].pop()
+            sizes ^= 0 if by_free[free] else 1 << free
         else:
-            room, row, count = size, count, count + 1
+            free, row, count = size, count, count + 1
         rows[piece] = row
-        if left := room - needed:
-            by_room[left].append(row)
-            rooms |= 1 << left
+        if left := free - needed:
+            by_free[left].append(row)
+            sizes |= 1 << left
     return rows
