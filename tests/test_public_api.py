@@ -59,7 +59,7 @@ def test_the_exported_names_are_these() -> None:
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_an_exported_name_is_what_its_home_defines(name: str) -> None:
-    home = import_module(f"stateline.{stateline._HOME[name]}")
+    home = import_module(f"stateline.{stateline._MODULE_OF[name]}")
     assert getattr(stateline, name) is getattr(home, name)
 
 
@@ -73,7 +73,7 @@ def test_type_checkers_see_the_same_names_from_the_same_homes() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert seen == {name: f"stateline.{home}" for name, home in stateline._HOME.items()}
+    assert seen == {name: f"stateline.{home}" for name, home in stateline._MODULE_OF.items()}
     assert set(seen) == set(stateline.__all__)
 
 

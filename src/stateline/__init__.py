@@ -76,15 +76,15 @@ _NAMES = {
 }
 """Exported names by the module that defines them."""
 
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = list(_HOME)
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'stateline' has no attribute {name!r}")
-    value = getattr(import_module(f"stateline.{_HOME[name]}"), name)
+    value = getattr(import_module(f"stateline.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,7 +1,7 @@
-"""Lets the C library keep freed memory for the next tensor.
+"""Makes the C library keep freed memory for the next tensor.
 
-glibc gives large freed blocks back to the operating system, and the next tensor of the same size
-is then cleared by the system again, page by page: up to a third of a small model's training step.
+By default, glibc returns large freed blocks to the operating system, which clears every page again
+for the next tensor. That takes up to a third of a small model's training step.
 """
 
 import ctypes
@@ -14,9 +14,9 @@ VARIABLE = "STATELINE_ALLOCATOR"
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt's options in malloc.h
 _OPTIONS = {
-    _MMAP_THRESHOLD: 1 << 30,  # blocks below come from the heap
+    _MMAP_THRESHOLD: 1 << 30,  # smaller blocks come from the heap
     _TRIM_THRESHOLD: (1 << 31) - 1,  # bytes at the top of the heap that are kept
-    _TOP_PAD: 1 << 26,  # by which the heap grows beyond what is needed
+    _TOP_PAD: 1 << 26,  # additional bytes whenever the heap grows
 }
 
 _log = logging.getLogger("stateline")
@@ -24,10 +24,10 @@ _keeps = False
 
 
 def keep_freed_memory() -> None:
-    """Set the options of glibc's ``malloc`` for this process, which then keeps its peak of memory.
+    """Set the options of glibc's ``malloc`` for this process, which then keeps its peak memory.
 
     Nothing changes with ``STATELINE_ALLOCATOR=system``, with another C library or another allocator
-    (``LD_PRELOAD``), or where the environment has options of ``malloc``.
+    (``LD_PRELOAD``), or if the environment sets options of ``malloc``.
     """
     global _keeps
     chosen = any(name.startswith("MALLOC_") for name in os.environ) or "LD_PRELOAD" in os.environ

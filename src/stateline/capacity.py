@@ -28,7 +28,7 @@ COUNTERS = ("length", "phase", "position", "room")
 """State fields that depend on the number of tokens alone, so that they hold no information."""
 
 MAX_LENGTH = (1 << 31) - 1
-"""Upper limit on the length to measure at; it turns typos into messages."""
+"""Upper limit on the length to measure at, so that a typo gives an error message."""
 
 _LONGEST = 1 << 40
 """Longest length to try: a state that suffices here is taken to hold strings of any length."""
@@ -37,7 +37,7 @@ _LONGEST = 1 << 40
 def state_bits(layer: AnyLayer, tokens: int) -> int:
     """Information-bearing bits of one sequence's state after a number of tokens.
 
-    Counters of tokens (``COUNTERS``) are left out: they are equal for all strings of a length.
+    Counters of tokens (``COUNTERS``) are left out: they are equal for all strings of one length.
 
     Example:
         >>> from stateline.layers import Attention
@@ -123,7 +123,7 @@ class Measured:
 
     @property
     def needed(self) -> int | None:
-        """Fewest bits per entry that suffice: from there up, scores drop at most ``TOLERANCE``."""
+        """Fewest bits per entry at and above which scores drop by at most ``TOLERANCE``."""
         enough = None
         for bits in sorted(self.by_bits, reverse=True):
             if self.by_bits[bits] < self.whole - TOLERANCE:
@@ -160,7 +160,7 @@ def measure(
             is the score.
         length: In the task's own unit.
         bits: Bits per entry.
-        batches: Number of batches; the ranges are taken from the same number of others.
+        batches: Number of batches; as many further batches give the ranges.
         noise: Add noise instead of rounding.
 
     Raises:
@@ -177,16 +177,16 @@ def measure(
     if length > MAX_LENGTH:
         raise InputError(f"length must be at most {MAX_LENGTH:,}, got {length}")
     device = model.embedding.weight.device
-    problems = _as_long_as_the_first(task, length, 2 * batches)
+    problems = _batches_of_one_length(task, length, 2 * batches)
     states = [prefill(model, prompts.to(device)) for prompts, _ in problems]
     low, high = _ranges([state.model for state in states[batches:]])
-    spoil: Callable[..., State] = blur_state if noise else round_state
+    perturb: Callable[..., State] = blur_state if noise else round_state
 
     def score(precision: int | None) -> float:
         total = 0.0
         for (_, answers), state in zip(problems, states[:batches], strict=False):
             if precision is not None:
-                state = state._replace(model=spoil(state.model, low, high, precision))
+                state = state._replace(model=perturb(state.model, low, high, precision))
             count = answers.shape[1]
             session = Session(model, state, room=count)
             found = torch.stack([session.step().tokens for _ in range(count)], dim=1)
@@ -198,8 +198,8 @@ def measure(
     return Measured(numbers, score(None), {b: score(b) for b in bits})
 
 
-def _as_long_as_the_first(task: Any, length: int, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Batches of prompts of one length; at another, a cache has other entries."""
+def _batches_of_one_length(task: Any, length: int, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Batches of prompts of one length, since the size of a cache depends on the length."""
     drawn = (task.problems(length, index) for index in itertools.count())
     first = next(drawn)
     same = (batch for batch in drawn if batch[0].shape == first[0].shape)

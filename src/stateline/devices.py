@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DTypeName = Literal["float32", "bfloat16", "float16", "float64"]
 
 _SIDE = 512
-"""Of the matrices whose product is timed: a millisecond in float32."""
+"""Side of the square matrices whose product is timed: a millisecond in float32."""
 
 _log = logging.getLogger("stateline")
 
@@ -27,7 +27,7 @@ _NAME = re.compile(r"auto|cpu|mps|meta|cuda(?::(?P<index>\d{1,4}))?")
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """The device that a name stands for.
+    """The device with a name.
 
     Args:
         name: ``auto`` (CUDA if there is a CUDA device, else the CPU), ``cpu``, ``cuda``,
@@ -58,7 +58,7 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def resolve_dtype(name: str | None) -> torch.dtype | None:
-    """The dtype that a name stands for; ``None`` if there is no name.
+    """The dtype with a name; ``None`` if there is no name.
 
     Raises:
         InputError: If it is not one of ``float32``, ``bfloat16``, ``float16`` and ``float64``.
@@ -94,7 +94,7 @@ def log_bfloat16_rate() -> None:
     def seconds(dtype: torch.dtype) -> float:
         a, b = torch.ones(2, _SIDE, _SIDE, dtype=dtype)
         times = []
-        for _ in range(4):  # the first one prepares
+        for _ in range(4):  # the first one warms up
             started = time.perf_counter()
             torch.mm(a, b)
             times.append(time.perf_counter() - started)

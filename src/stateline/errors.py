@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 LONGEST = 1000
-"""Characters of a message; the middle of a longer one is left out."""
+"""Largest number of characters of a message; the middle of a longer one is left out."""
 
 
 class InputError(ValueError):
@@ -32,7 +32,7 @@ class InputError(ValueError):
 
 
 def one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says.
+    """The type of an error and the first line of its message.
 
     Example:
         >>> one_line(KeyError("name"))

@@ -58,12 +58,12 @@ def user_path(path: str | Path, what: str) -> Path:
     """A path that the user gave, with ``~`` expanded.
 
     Args:
-        path: The path; nothing need be there.
+        path: The path; it need not exist.
         what: What it should lead to, for messages.
 
     Raises:
         InputError: If no file can have that name, the home folder of ``~user`` is unknown, links
-            form a loop, or a folder on the way may not be read.
+            form a loop, or a folder of the path cannot be read.
     """
     try:
         expanded = Path(path).expanduser()
@@ -77,11 +77,11 @@ def user_path(path: str | Path, what: str) -> Path:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under another name, then give it its own.
+    """Write a file under a temporary name, then rename it.
 
     Args:
         path: The file to write. An older file stays as it is until the new one is complete.
-        write: Writes the file that it is given.
+        write: Writes the file at the path that it is given.
 
     Raises:
         InputError: If the folder cannot be written to, or the disk is full. Nothing is left behind.
@@ -95,11 +95,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
-    """Fill a folder under another name, then give it its own.
+    """Fill a folder under a temporary name, then rename it.
 
     Args:
         path: The folder to write. An older folder of that name is removed just before.
-        write: Fills the folder that it is given.
+        write: Fills the folder at the path that it is given.
 
     Raises:
         InputError: If it cannot be written, or the disk is full. Nothing is left behind.
@@ -115,7 +115,7 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A temporary folder beside a path; what the system says about a write becomes one line."""
+    """A temporary folder beside a path; an error in writing becomes an ``InputError``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
@@ -160,7 +160,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
     """Keep other processes from writing a folder.
 
     Missing folders are made, and removed at the end if they are still empty. The lock is on the
-    folder itself and ends with its process. Where the file system has no locks, nothing is kept.
+    folder itself and ends with its process. Without locks in the file system, nothing is checked.
 
     Raises:
         InputError: If another process writes the folder, or it cannot be made.
@@ -235,7 +235,7 @@ def sha256(path: Path) -> str:
 
 
 def changed_file(folder: Path, hashes: Mapping[str, str]) -> str:
-    """The name of the first file that has not its SHA-256 hash; empty if all are as written.
+    """The name of the first file whose SHA-256 hash differs; empty if none does.
 
     Raises:
         InputError: If one cannot be read.
@@ -340,8 +340,8 @@ def read_yaml(path: str | Path, what: str) -> Any:
     """The content of a YAML file of settings; see :func:`read_text`.
 
     Raises:
-        InputError: Unless it is YAML of a sane size, without aliases, all its keys text and each
-            given once.
+        InputError: If it is not YAML, is too large or nested too deeply, has aliases, or has a key
+            that is not text or is given twice.
     """
     text, depth = read_text(Path(path), what, max_bytes=YAML_BYTES), 0
     try:
@@ -362,7 +362,7 @@ def read_yaml(path: str | Path, what: str) -> Any:
 
 
 def to_yaml(content: Any) -> str:
-    """Plain data as YAML, of which :func:`read_yaml` reads the same data."""
+    """Plain data as YAML, from which :func:`read_yaml` reads the same data."""
     text: str = yaml.dump(content, Dumper=_YamlDumper, allow_unicode=True, sort_keys=False)
     return text
 
@@ -387,7 +387,7 @@ class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
 
 
 class _YamlDumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
-    """Quotes the text ``4e-3``, which is a number otherwise."""
+    """Quotes the text ``4e-3``, which would otherwise be read as a number."""
 
 
 for _kind in (_YamlLoader, _YamlDumper):

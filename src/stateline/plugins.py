@@ -1,4 +1,4 @@
-"""Code from outside the package: importing it, and the tables in which it gets a name."""
+"""Importing code from outside the package, and the tables of names that it can extend."""
 
 import hashlib
 import importlib.util
@@ -26,7 +26,7 @@ _imported: dict[str, None] = {}
 
 
 def import_code(spec: str, *, record: bool = True) -> ModuleType:
-    """Import a Python file or a module, so that what it registers has a name.
+    """Import a Python file or a module, so that its classes are registered.
 
     The file's folder, or for a module the current folder, is appended to ``sys.path``. Importing
     the same file or module again changes nothing.
@@ -87,7 +87,7 @@ def _is_of(name: str, path: Path) -> bool:
     """Whether ``import name`` would import the file ``path``."""
     try:
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # also of a module without a spec, such as __main__
+    except (ImportError, ValueError):  # also for a module without a spec, such as __main__
         return False
     return spec is not None and spec.origin is not None and Path(spec.origin) == path
 
@@ -134,11 +134,11 @@ class Registry(MutableMapping[str, ClassT]):
         self.kind, self.group, self.base, self.first = kind, group, base, first
         self._classes = dict(classes)
         self._loaded = False
-        self._beside: Registry[ClassT] | None = None
+        self._other: Registry[ClassT] | None = None
 
     def share_names(self, other: "Registry[ClassT]") -> None:
         """Refuse names that the other table has, in both tables."""
-        self._beside, other._beside = other, self
+        self._other, other._other = other, self
 
     def register(self, name: str, cls: ClassT) -> None:
         """Add a class.
@@ -159,16 +159,16 @@ class Registry(MutableMapping[str, ClassT]):
                 f"the name of a {self.kind} must consist of letters, digits and underscores, "
                 f"not begin with a digit, and not be true, false or none, got {name!r}"
             )
-        other = self._classes.get(name) or (self._beside and self._beside._classes.get(name))
-        if other is not None and _home(other) != _home(cls):
+        other = self._classes.get(name) or (self._other and self._other._classes.get(name))
+        if other is not None and _path(other) != _path(cls):
             raise InputError(
-                f"the name {name!r} is taken by {_home(other)}: register {_home(cls)} under another"
+                f"the name {name!r} is taken by {_path(other)}: register {_path(cls)} under another"
             )
         self._check(f"{self.kind} {name!r}", cls)
         self._classes[name] = cls
 
     def _check(self, owner: str, cls: object) -> None:
-        """See that a class can be constructed from the keywords of a pattern."""
+        """Check that a class can be constructed from the keywords of a pattern."""
         if not inspect.isclass(cls) or not issubclass(cls, self.base):
             raise InputError(f"{owner} must be a subclass of {self.base.__name__}, got {cls!r}")
         if inspect.isabstract(cls):
@@ -212,7 +212,7 @@ class Registry(MutableMapping[str, ClassT]):
         """Register the classes of installed packages, once."""
         if self._loaded:
             return
-        self._loaded = True  # first, since code that is loaded may list this table
+        self._loaded = True  # set first, since the loaded code may list this table
         for point in entry_points(group=self.group):
             try:
                 self.register(point.name, point.load())
@@ -235,12 +235,12 @@ def _check_option(owner: str, first: str, option: inspect.Parameter) -> None:
         raise InputError(f"the constructor of {owner} must have a default for {option.name}")
 
 
-def _home(cls: object) -> str:
+def _path(cls: object) -> str:
     return f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', cls)}"
 
 
 def command_line(command: str, arguments: Sequence[str]) -> str:
-    """A command with its arguments and the code that was imported for it, as a record for a shell.
+    """The line for a shell that runs a command with its arguments and the imported code.
 
     Example:
         >>> command_line("compare", ["h3*2", "lstm"])

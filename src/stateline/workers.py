@@ -13,10 +13,10 @@ def cores() -> int:
 
 
 def wait_passively() -> None:
-    """Call this before PyTorch loads: threads that wait sleep, and leave the cores to others.
+    """Make waiting threads sleep, so that they free their cores; call it before PyTorch loads.
 
-    What the environment says already (``OMP_WAIT_POLICY``) holds. Processes that are started
-    later inherit it.
+    A value of ``OMP_WAIT_POLICY`` that is already in the environment is kept. Processes that are
+    started later inherit it.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
