@@ -95,7 +95,7 @@ class Corpus:
         """The tokenizer that made the tokens.
 
         Raises:
-            InputError: If it cannot be read, is another one, or has another number of tokens.
+            InputError: If it cannot be read, or is not the tokenizer that made the tokens.
         """
         tokenizer = load_tokenizer(self.folder / FILE)
         if hashlib.sha256(tokenizer.to_json().encode()).hexdigest() != self.index["tokenizer"]:

@@ -93,12 +93,12 @@ class LineDocument(Document):
 
 
 def field_of_line(line: bytes, key: str, place: str) -> bytes:
-    """The text in a field of a line of JSON, which messages call ``place``."""
+    """The text in a field of a line of JSON; messages name the line by ``place``."""
     return field_of_row(row_of_line(line, place), key, place)
 
 
 def row_of_line(line: bytes, place: str) -> Any:
-    """A line of JSON, or an InputError."""
+    """The value of a line of JSON; an InputError if it is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -106,7 +106,7 @@ def row_of_line(line: bytes, place: str) -> Any:
 
 
 def field_of_row(row: Any, key: str, place: str, option: str = "--text_key") -> bytes:
-    """The text in a field of a row, or an InputError that says which ``option`` names the field."""
+    """The text in a field of a row; the InputError tells which ``option`` names the field."""
     wanted = f"{place} must have text in the field {key!r}"
     if not isinstance(row, dict):
         raise InputError(f"{wanted}, but it has no fields: {row!r:.40}; correct it or leave it out")

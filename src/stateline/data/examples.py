@@ -1,4 +1,4 @@
-"""Examples to learn answers from: prompts and answers, or chats, a line of JSON each."""
+"""Examples of prompts and answers, or chats, each in a line of JSON."""
 
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -56,10 +56,10 @@ class AnswerText(TokenText):
 class ExampleReader:
     """Reads examples.
 
-    Prompt and answer are joined as they are, and each is converted to tokens alone, as in
-    generation. An answer ends with the tokenizer's token for the end of a text, or with a newline
-    if there is none. A line that has a field ``messages`` and no prompt is a chat, whose last
-    message is the answer: texts are what the chat template of the tokenizer makes of it.
+    Prompt and answer are joined as they are, and each is encoded separately, as in generation. An
+    answer ends with the tokenizer's token for the end of a text, or with a newline if there is
+    none. A line that has a field ``messages`` and no prompt is a chat, whose last message is the
+    answer; the tokenizer's chat template writes both texts.
 
     Args:
         tokenizer: As for :func:`~stateline.data.load_tokenizer`; for chats, a folder with a chat
@@ -120,7 +120,7 @@ class ExampleReader:
             render = partial(self._chat_tokenizer.apply_chat_template, tokenize=False)
             prompt, whole = render(messages[:-1], add_generation_prompt=True), render(messages)
             if not whole.startswith(prompt):
-                raise ValueError("the template writes the prompt otherwise before an answer")
+                raise ValueError("the template writes the prompt differently before an answer")
         except InputError:
             raise
         except Exception as error:  # templates raise many types

@@ -5,10 +5,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 
-def list_folder(root: Path, suffix: str = "", passed_over: Collection[str] = ()) -> list[str]:
+def list_folder(root: Path, suffix: str = "", skipped: Collection[str] = ()) -> list[str]:
     """Sorted relative paths of the regular files below a folder, without hidden ones.
 
-    Names end in ``suffix``; subfolders that are ``passed_over`` are not read.
+    Names end in ``suffix``; subfolders with a name in ``skipped`` are not read.
     """
 
     def fail(error: OSError) -> None:
@@ -16,7 +16,7 @@ def list_folder(root: Path, suffix: str = "", passed_over: Collection[str] = ())
 
     names = []
     for folder, subfolders, files in os.walk(root, onerror=fail):
-        subfolders[:] = [name for name in subfolders if name[0] != "." and name not in passed_over]
+        subfolders[:] = [name for name in subfolders if name[0] != "." and name not in skipped]
         paths = [Path(folder, name) for name in files if name[0] != "." and name.endswith(suffix)]
         names += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
     return sorted(names)

@@ -21,11 +21,11 @@ _HALF = "\ufffd"  # replaces bytes that are not, or not yet, a character
 _LONGEST, _KEPT = 32, 8
 
 _CUT = re.compile(r"(?<=\S)(?=\s\S)")
-"""Before a single space: where nearly all tokenizers divide text before they look for tokens."""
+"""Before a single space, where nearly all pre-tokenizers split a text."""
 
 _AROUND, _WINDOW, _TRIES = 200, 1 << 14, 20
-"""A place to divide a text is looked for in its last ``_WINDOW`` characters, with ``_TRIES`` tries.
-Each try compares ``_AROUND`` characters on both sides."""
+"""A text is cut in its last ``_WINDOW`` characters, at one of at most ``_TRIES`` places.
+At each place, ``_AROUND`` characters on both sides are compared."""
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -61,7 +61,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def end_of_text(self) -> int | None:
-        """The token of one of the usual names."""
+        """The token with the first name of ``END_OF_TEXT`` that the vocabulary has."""
         numbers = map(self._tokenizer.token_to_id, END_OF_TEXT)
         return next((number for number in numbers if number is not None), None)
 
@@ -86,8 +86,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[Int[np.ndarray, " length"]]:
         """The tokens of a text that comes in pieces.
 
-        Text is encoded up to the last place that divides no token: there, the text around it has
-        the same tokens as its two sides alone. Without such a place, the whole text is encoded.
+        Text is encoded up to the last place that divides no token: the text around that place has
+        the same tokens as its two sides. Without such a place, the whole text is encoded.
         """
         rest = ""
         for piece in pieces:
@@ -98,7 +98,7 @@ class HuggingFaceTokenizer(Tokenizer):
         yield self.encode(rest)
 
     def _last_cut(self, text: str) -> int:
-        """The last place at which a text may be divided, 0 if none of the last ones serves."""
+        """The last place at which a text may be divided; 0 if all tries fail."""
         found = _CUT.finditer(text, max(0, len(text) - _WINDOW), max(0, len(text) - _AROUND))
         places = [match.start() for match in found]
         for place in reversed(places[-_TRIES:]):
@@ -125,8 +125,8 @@ class _WindowDecoder(Decoder):
     """Decodes the last tokens again for each new token, and returns the additional text.
 
     Trailing U+FFFD are held back, since the next token may complete them to a character. In a long
-    run of them only the last can be such a beginning. ``tokenizers.DecodeStream`` is no substitute:
-    it cannot return what it holds back at the end, and holds back invalid bytes for ever.
+    run of U+FFFD, only the last can be an incomplete character. ``tokenizers.DecodeStream`` is no
+    substitute: at the end it cannot return what it holds back, and it never returns invalid bytes.
     """
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:

@@ -84,7 +84,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 def parse(value: Any, kind: type[T], path: Path) -> T:
-    """Parsed JSON of a file as a type, or an InputError if it does not have that form."""
+    """Convert the parsed JSON of a file to a type; an InputError if it does not fit the type."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -71,7 +71,7 @@ class Unit(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Everything that decides what the files of a corpus will be.
+    """Everything that determines the files of a corpus.
 
     Attributes:
         tokenizer: The tokenizer.
@@ -160,7 +160,7 @@ def _units(split: str, documents: Sequence[Document], size: float) -> Iterator[U
 def encode_pieces(
     tokenizer: Tokenizer, pieces: Iterable[str], document: Document
 ) -> Iterator[Int[np.ndarray, " length"]]:
-    """Encode the text of a document, whose name is in the message if that fails."""
+    """Encode the text of a document; an error names the document."""
     try:
         yield from tokenizer.encode_pieces(pieces)
     except InputError as error:

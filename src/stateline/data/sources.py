@@ -39,7 +39,7 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
             for path, name in _files(source, split_name):
                 if path in files:
                     raise InputError(f"{path} is given twice: leave out one of the sources")
-                found = tuple(_documents(path, name, text_key)) if _counts(path, source) else ()
+                found = tuple(_documents(path, name, text_key)) if _is_used(path, source) else ()
                 if found:
                     documents += found
                     files[path] = (name, sha256(path) if path.is_file() else _folder_hash(path))
@@ -65,8 +65,8 @@ def _files(source: Path, split_name: str) -> Iterator[tuple[Path, str]]:
         yield source, source.name
 
 
-def _counts(path: Path, source: Path) -> bool:
-    """Whether a file is not empty, and is text unless the user named it directly."""
+def _is_used(path: Path, source: Path) -> bool:
+    """Whether a file is not empty, and is text or named by the user."""
     if path.is_dir():
         return True
     with path.open("rb") as file:

@@ -68,9 +68,9 @@ class Tokenizer(ABC):
         """
 
     def decoder(self) -> Decoder:
-        """A decoder at the beginning of a text; here one that holds nothing back.
+        """A decoder for a new text.
 
-        It serves where every token is made of whole characters.
+        By default it holds nothing back, which requires tokens of whole characters.
         """
         return _TokenDecoder(self)
 
@@ -87,7 +87,7 @@ class Tokenizer(ABC):
         write_text(Path(path), self.to_json())
 
     def check(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> None:
-        """Check that tokens are in the vocabulary, or in the padding of the model's.
+        """Check that tokens are in the vocabulary, or in its padding; see ``padded_size``.
 
         Raises:
             InputError: If one is not; the message shows their range.
@@ -100,7 +100,7 @@ class Tokenizer(ABC):
             )
 
     def with_text(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> list[int]:
-        """Remove the tokens that have no text, see ``padded_size``.
+        """Remove the tokens that have no text; see ``padded_size``.
 
         Raises:
             InputError: If a token is in neither vocabulary.

@@ -107,7 +107,7 @@ def _claim(folder: Path, plan: Plan) -> np.dtype[Any]:
     """Record the settings in the folder, unless it holds something else.
 
     Returns:
-        The dtype of the tokens: the smallest that fits, or a wider one of a corpus in the folder.
+        The dtype of the tokens: the smallest that fits, or the corpus's own if that is wider.
     """
     dtype = np.min_scalar_type(plan.tokenizer.vocab_size - 1).newbyteorder("<")
     for file in (folder / INDEX, folder / UNFINISHED):
@@ -210,7 +210,7 @@ class _Order(NamedTuple):
 def _write_units(
     units: Sequence[Unit], folder: Path, plan: Plan, dtype: np.dtype[Any], workers: int
 ) -> Iterator[ShardEntry]:
-    """The index entry of each shard as it is finished."""
+    """The index entry of each shard, as soon as the shard is finished."""
     ended = plan.tokenizer.end_of_text if plan.settings["end_of_text"] else None
     order = _Order(folder, plan.settings["newlines"], dtype.str, plan.key, ended)
     if min(workers, len(units)) < 2:
