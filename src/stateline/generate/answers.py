@@ -1,4 +1,4 @@
-"""Answers to a batch of prompts: greedy texts, each of which ends by itself."""
+"""Answers to a batch of prompts: greedy texts, each with its own end."""
 
 from collections.abc import Collection, Sequence
 
@@ -23,7 +23,7 @@ def answer(
     end: Collection[int] = (),
     never_empty: bool = False,
 ) -> list[str]:
-    """The most likely continuations of prompts, each as it would be alone.
+    """Greedy continuations of prompts; the other prompts of the batch do not change a text.
 
     A text ends before a stop string, before an end token, or at its limit; its row then leaves the
     batch.
@@ -32,13 +32,13 @@ def answer(
         model: A language model in evaluation mode.
         tokenizer: Its tokenizer.
         prompts: Tokens of each prompt, at least one.
-        limits: Largest number of new tokens of each, as many limits as prompts.
+        limits: Largest number of new tokens for each prompt.
         stop: Strings before which a text ends.
         end: Tokens before which a text ends.
-        never_empty: Whether an end token may not be the first; then the best other token is.
+        never_empty: Replace an end token in the first place by the best other token.
 
     Returns:
-        The new texts; bytes that are no character become U+FFFD.
+        The new texts; bytes that are not a character become U+FFFD.
 
     Raises:
         InputError: If a prompt cannot be read, or the model gives NaN.
@@ -60,24 +60,24 @@ def answer(
         if count == 1 and never_empty:
             tokens = _best_other(choice, end)
             session = Session(model, session.state()._replace(token=tokens), room=max(1, *limits))
-        going = []
+        active = []
         for place, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
             if token in end or count > limits[row]:
                 continue
             texts[row] += streams[row].push(token)
             if not streams[row].stopped and count < limits[row]:
-                going.append(place)
-        if not going:
+                active.append(place)
+        if not active:
             break
-        if len(going) < len(rows):
-            session.select(going)
-            rows = [rows[place] for place in going]
+        if len(active) < len(rows):
+            session.select(active)
+            rows = [rows[place] for place in active]
     session.check()
     whole = [text + stream.finish() for text, stream in zip(texts, streams, strict=True)]
     return [utf8(text).decode(errors="replace") for text in whole]
 
 
 def _best_other(choice: Choice, end: Collection[int]) -> Int[Tensor, " batch"]:
-    """The best token of each row that is no end token."""
+    """The best token of each row that is not an end token."""
     ends = torch.tensor(sorted(end), dtype=torch.int64, device=choice.logits.device)
     return choice.logits.index_fill(1, ends, -torch.inf).argmax(dim=1)

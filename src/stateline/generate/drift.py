@@ -26,9 +26,9 @@ class Drift(NamedTuple):
 
     Attributes:
         length: Tokens read.
-        answers: Mean over the tokens since the length before of the total variation distance
-            :math:`\frac12 \sum_v |p(v) - \hat p(v)|` between the next token's distributions: the
-            chance that another token is drawn.
+        answers: Total variation distance :math:`\frac12 \sum_v |p(v) - \hat p(v)|` between the
+            distributions of the next token, which is the chance that another token is drawn: the
+            mean over the tokens since the previous reported length.
         state: Distance of the states after the last token, relative to the norm of the exact one.
     """
 
@@ -102,7 +102,7 @@ def drift(
     ]
     memory, random = Memory(model), torch.Generator().manual_seed(seed)
     change = torch.zeros(len(roundings), dtype=torch.float64, device=device_of(model))
-    done = told = 0
+    done = reported = 0
     while done < length:
         end = min(length, _next(done), done + AT_ONCE)
         tokens = torch.randint(model.config.vocab_size, (end - done, 1), generator=random)
@@ -115,18 +115,18 @@ def drift(
                 change += (chances[1:] - chances[0]).abs().sum(dim=-1) / 2
         done = end
         if done in (length, _next(done - 1)):
-            found = (change / (done - told)).tolist(), _relative(kept)
+            found = (change / (done - reported)).tolist(), _relative(kept)
             yield Drift(done, *(dict(zip(roundings, part, strict=True)) for part in found))
-            told = done
+            reported = done
             change.zero_()
 
 
 def _next(length: int) -> int:
     """The first reported length after this one."""
-    told = FIRST
-    while told <= length:
-        told *= FACTOR
-    return told
+    reported = FIRST
+    while reported <= length:
+        reported *= FACTOR
+    return reported
 
 
 def _relative(leaves: Sequence[Tensor]) -> list[float]:

@@ -15,7 +15,7 @@ Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 """``record(call)`` returns a function that repeats the call on the same memory, and the output."""
 
 MOST = 8
-"""Graphs that are kept, each with the memory of its states."""
+"""Largest number of graphs that are kept, each with the memory of its states."""
 
 CLOSE = 1e-2
 """Largest difference of logits between a graph and the step, relative to the largest logit."""
@@ -36,9 +36,9 @@ class Graphs:
     """Replays a step, one graph for each size of a batch, see :func:`bucket`, and of the state.
 
     A graph is tied to its memory. A state in other memory is copied first: once after rows joined
-    or left, or after the state got more room. A batch with fewer rows than its graph repeats the
-    last row. A new graph is compared with the step in two steps on copies; if it differs, or if the
-    step cannot be recorded, the step itself runs from then, and the log says so once.
+    or left, or after the state grew. A batch with fewer rows than its graph repeats the last row. A
+    new graph is compared with the step in two steps on copies. If it differs, or if the step cannot
+    be recorded, the session runs the step without graphs, and logs this once.
 
     Args:
         step: The step.
@@ -93,14 +93,14 @@ class Graphs:
         return graph
 
     def _make(self, tokens: Tensor, leaves: list[Tensor], structure: Any) -> _Graph:
-        """Record the step on memory of its own."""
+        """Record the step on new buffers."""
         held, *buffers = map(_whole, (tokens, *leaves))
         state = pytree.tree_unflatten(buffers, structure)
         replay, logits = self.record(lambda: self.step(held, state))
         return _Graph(replay, held, buffers, logits)
 
     def _compare(self, graph: _Graph, tokens: Tensor, state: Any, leaves: list[Tensor]) -> None:
-        """Compare two steps: a value wrongly recorded as constant may change in the second only."""
+        """Compare two steps: a value wrongly recorded as constant may change only in the second."""
         copy = pytree.tree_map(torch.clone, state)
         for held, leaf in zip((graph.tokens, *graph.leaves), (tokens, *leaves), strict=True):
             _fill(held, leaf)

@@ -34,7 +34,7 @@ class Read(NamedTuple):
     Attributes:
         state: The state after it, whose last token is not yet fed.
         key: The hash under which the state is kept.
-        reused: How many of its tokens came with a kept state, and were not read again.
+        reused: Number of its tokens that a kept state covers, which were not read again.
     """
 
     state: SessionState
@@ -56,11 +56,11 @@ class PrefixStates:
     errors below 1e-4 in float32, 1e-9 in float64). With the default ``every``, a text whose kept
     prefixes all end at its multiples gives the same bits as :func:`stateline.generate.prefill`.
 
-    The weights must not change while the object lives. It is not for several threads at once.
+    The weights must not change while the object lives. It is not thread-safe.
 
     Args:
         model: A language model in evaluation mode.
-        every: Tokens between two states that are kept on the way.
+        every: Tokens between two states that are kept while a text is read.
         memory: Largest number of bytes in memory. The least recently used states leave it.
         folder: Where states that leave memory are written, for this and other processes; by
             default they are lost. A damaged file counts as missing.
@@ -106,14 +106,14 @@ class PrefixStates:
     def keys(
         self, tokens: Sequence[int], after: bytes | None = None, salt: str = ""
     ) -> Iterator[bytes]:
-        """The hash after each token of a text, which may continue the text of another hash."""
+        """The hash after each token; with ``after``, the text continues the text of that hash."""
         key = sha256(self._start + salt.encode()).digest() if after is None else after
         for token in tokens:
             key = sha256(key + token.to_bytes(8)).digest()
             yield key
 
     def read(self, tokens: Sequence[int] | Int[Tensor, "_"], after: bytes | None = None) -> Read:
-        """Read a text from its longest kept beginning, and keep states of it.
+        """Read a text after its longest kept prefix, and keep states of it.
 
         Args:
             tokens: At least one token, unless the text continues another.
@@ -206,7 +206,7 @@ class PrefixStates:
     def _longest(
         self, keys: Sequence[bytes], after: bytes | None
     ) -> tuple[int, SessionState | None]:
-        """The longest kept beginning of a text: its number of tokens, and its state."""
+        """The longest kept prefix of a text: its number of tokens, and its state."""
         for number in range(len(keys), 0, -1):
             if (state := self.get(keys[number - 1])) is not None:
                 return number, state

@@ -28,13 +28,13 @@ def token_chunks(
 ) -> Iterator[Int[Tensor, " length"]]:
     """Tokens of a text in UTF-8, in chunks.
 
-    A chunk ends before a single space between two words. No byte pair crosses such a place, so the
-    tokens are the same as of the whole text. If a chunk has no such place it is cut at its end,
-    which can change tokens of byte pairs, but not tokens of bytes or characters.
+    A chunk ends before a single space between two words. No merge of BPE crosses such a place, so
+    the tokens are the tokens of the whole text. A chunk without such a place is cut at its end,
+    which can change the tokens of BPE, but not tokens of bytes or characters.
 
     Args:
-        read_bytes: Returns at most the given number of next bytes, none at the end, such as a
-            file's ``read``.
+        read_bytes: Returns at most the given number of next bytes, and no bytes at the end, like
+            the ``read`` of a file.
         tokenizer: Tokenizer of the model.
         size: Bytes to read at a time.
 
@@ -101,7 +101,7 @@ def read_ragged(
 
     Args:
         model: A language model.
-        rows: Tokens of each row, on the model's device; there may be none.
+        rows: Tokens of each row, on the model's device; a row may be empty.
         state: State of as many rows.
         keep: Return logits of at most this many last tokens of each row; by default of all.
 
@@ -120,18 +120,18 @@ def read_ragged(
     weight = model.embedding.weight
     nothing = torch.zeros(0, model.config.vocab_size, dtype=weight.dtype, device=weight.device)
     pieces: list[list[Tensor]] = [[nothing] for _ in rows]
-    state, done, start, going = select_rows(state, order), [], 0, order
+    state, done, start, active = select_rows(state, order), [], 0, order
     for end in sorted({len(row) for row in rows}):
         for first in range(start, end, PREFILL_CHUNK):
             last = min(first + PREFILL_CHUNK, end)
-            tokens = torch.stack([rows[row][first:last] for row in going])
+            tokens = torch.stack([rows[row][first:last] for row in active])
             logits, state = model.forward_chunk(tokens, state, keep=keep)
-            for row, found in zip(going, logits, strict=True):
+            for row, found in zip(active, logits, strict=True):
                 pieces[row].append(found)
-        ended = sum(len(rows[row]) == end for row in going)
+        ended = sum(len(rows[row]) == end for row in active)
         done.append(select_rows(state, range(ended)))
-        state = select_rows(state, range(ended, len(going)))
-        start, going = end, going[ended:]
+        state = select_rows(state, range(ended, len(active)))
+        start, active = end, active[ended:]
     joined = [torch.cat(parts) for parts in pieces]
     kept = [found if keep is None else found[max(0, len(found) - keep) :] for found in joined]
     return kept, select_rows(cat_states(done), torch.tensor(order).argsort())

@@ -61,9 +61,9 @@ def choose(
     random: Float[Tensor, " batch"] | None = None,
     seen: Bool[Tensor, "batch vocab"] | None = None,
 ) -> Int[Tensor, " batch"]:
-    """Choose one token per row: the first whose cumulative probability reaches the row's number.
+    """Choose the first token of each row whose cumulative probability reaches ``random``.
 
-    All of it runs on the device of the logits, without a synchronisation.
+    It runs on the device of the logits, without a synchronisation.
 
     Args:
         logits: Logits of the next token.
@@ -109,7 +109,7 @@ def probabilities(
 def pick(
     chances: Float[Tensor, "batch vocab"], random: Float[Tensor, " batch"]
 ) -> Int[Tensor, " batch"]:
-    """The first token of each row whose cumulative chance reaches the row's part of their sum."""
+    """The first token of each row whose cumulative chance reaches ``random`` times their sum."""
     cumulative = chances.cumsum(dim=-1)
     reached = random[:, None].to(cumulative) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, reached)[:, 0].clamp(max=chances.shape[-1] - 1)
@@ -139,6 +139,6 @@ def _restrict(
     if sampling.top_p is not None:
         probabilities = ordered.softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities
-        before[:, 0] = 0  # despite rounding
+        before[:, 0] = 0  # exactly, despite rounding
         ordered = ordered.masked_fill(before >= sampling.top_p, float("-inf"))
     return torch.empty_like(logits).scatter(1, tokens, ordered)

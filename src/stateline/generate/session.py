@@ -28,7 +28,7 @@ PREFILL_CHUNK = 1024
 """Prompt tokens that are read at a time, whose activations are in memory together."""
 
 ROOM = 256
-"""Steps for which a growing state gets room at a time, since the length of a text is not known."""
+"""Steps that a growing state reserves room for at a time: the length of a text is not known."""
 
 CHECK_EVERY = 32
 """Steps between two checks for NaN on an accelerator, each of which synchronises."""
@@ -98,7 +98,7 @@ class Session:
         model: A language model in evaluation mode.
         state: Result of :func:`prefill` or :func:`extend`, or a kept state.
         sampling: How tokens are chosen, for all rows or for each.
-        room: Steps for which a growing state gets room at a time.
+        room: Steps that a growing state reserves room for at a time.
         state_dtype: Precision in which accumulators are kept between steps, such as
             ``torch.bfloat16``, see :func:`stateline.layers.stored_state.stored`; by default their
             own. States that leave the session have their own precision again.
@@ -125,7 +125,7 @@ class Session:
         state_dtype: torch.dtype | None = None,
     ) -> None:
         at_least(1, room=room)
-        with torch.inference_mode():  # as all calls of a session: FSDP gathers weights in it
+        with torch.inference_mode():  # like all calls of a session: FSDP gathers weights in it
             self._form = _form(template(model))
         _check_form(self._form, state)
         self.model, self._state_dtype = model, state_dtype
@@ -162,7 +162,7 @@ class Session:
         state = self._state
         with remembering(self._memory) as changed:
             if changed:
-                self._begin_anew()
+                self._weights_changed()
             with unchecked() if self._fits else nullcontext():
                 logits, after = self._run(state.token, state.model)
         self._fits = True
@@ -199,12 +199,12 @@ class Session:
 
         Args:
             state: The rows.
-            sampling: How their tokens are chosen; by default as in the session, if all its rows got
-                one sampling there, else greedily.
+            sampling: How their tokens are chosen; by default by the sampling of the session if it
+                was given one for all rows, else greedily.
 
         Raises:
             InputError: If the state is of another kind of model or on another device, or there is
-                not one sampling per row. The session is as before then.
+                not one sampling per row. The session then stays as it was.
         """
         _check_form(self._form, state)
         own, lengths = trim(self._own(self._state)), _lengths(state)
@@ -218,8 +218,8 @@ class Session:
         """Continue from another state with the same number of rows, such as an earlier one.
 
         Raises:
-            InputError: If the number of rows is another, or the state is of another kind of model
-                or on another device. The session is as before then.
+            InputError: If the number of rows differs, or the state is of another kind of model or
+                on another device. The session then stays as it was.
         """
         _check_form(self._form, state)
         lengths = _lengths(state)
@@ -233,7 +233,7 @@ class Session:
 
     @torch.no_grad()
     def state(self, rows: Sequence[int] | None = None) -> SessionState:
-        """A copy of the state without free room, to keep, fork or save.
+        """A copy of the state without reserved room, to keep, fork or save.
 
         Args:
             rows: The rows to copy; by default all.
@@ -270,11 +270,11 @@ class Session:
         logits, after = self._graphs(token, state)
         return logits.clone(), after
 
-    def _begin_anew(self) -> None:
-        """After a change of weights: drop what holds the old ones, and see whether the state fits.
+    def _weights_changed(self) -> None:
+        """After a change of weights, drop the old graphs and check that the state still fits.
 
         Raises:
-            InputError: If the model makes states of another dtype or on another device now.
+            InputError: If the model now makes states of another dtype or on another device.
         """
         self._fits = False
         if self._graphs is not None:
@@ -288,19 +288,19 @@ class Session:
             )
 
     def _make_room(self) -> None:
-        """Copy the state with room for more steps: a state joined to one with room gets room."""
+        """Reserve room for more steps: joining the state to an empty one with room copies it."""
         state, rows, fed = self._state, len(self._lengths), max(self._lengths) - 1
-        capacity = (fed // self._room + 1) * self._room  # few sizes, so that graphs serve again
+        capacity = (fed // self._room + 1) * self._room  # few sizes, so that graphs are reused
         empty = self.model.init_state(1, capacity=capacity)
         order = torch.arange(rows, device=state.token.device)
-        roomy = select_rows(cat_states([state.model, empty]), order)
+        grown = select_rows(cat_states([state.model, empty]), order)
         if self._state_dtype is not None:
-            roomy = stored(roomy, self._state_dtype)
-        self._state = state._replace(model=roomy, seen=state.seen.clone())
+            grown = stored(grown, self._state_dtype)
+        self._state = state._replace(model=grown, seen=state.seen.clone())
         self._free = capacity - fed
 
     def _rows_changed(self) -> None:
-        """Forget what was computed for the rows before, and group the rows by their sampling."""
+        """Drop what was computed for the previous rows, and group the rows by their sampling."""
         self._numbers, self._fits = None, False
         device, rows = self._state.token.device, defaultdict(list)
         for row, sampling in enumerate(self._samplings):
@@ -406,8 +406,8 @@ def extend(
     """The state after further given tokens; there may be none.
 
     Raises:
-        InputError: If the tokens have other rows than the state, a token is outside the
-            vocabulary, or there are more positions than the model has learned.
+        InputError: If the tokens have another number of rows than the state, a token is outside
+            the vocabulary, or there are more positions than the model has learned.
     """
     rows = len(state.token)
     if tokens.ndim != 2 or len(tokens) != rows:

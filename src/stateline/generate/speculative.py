@@ -44,7 +44,7 @@ class Speculation:
     Attributes:
         proposed: Number of tokens that the draft has proposed.
         accepted: Number of these that were accepted.
-        rounds: Number of proposals: calls of the model, without those that go back.
+        rounds: Number of proposals, each checked by one call of the model.
 
     Raises:
         InputError: If the vocabularies or the lengths differ, or there are several rows.
@@ -90,7 +90,7 @@ class Speculation:
         self.proposed = self.accepted = self.rounds = 0
         self._memory, self._draft_memory = Memory(model), Memory(draft)
         self._kept = state
-        # a row of its own, so that no number decides both a proposal and its acceptance
+        # another row, so that no random number decides both a proposal and its acceptance
         random = state.random + torch.tensor([0, 2**32, 0], device=state.random.device)
         self._draft_kept = draft_state._replace(random=random)
         self._session = Session(draft, self._draft_kept, sampling=sampling)
@@ -107,7 +107,7 @@ class Speculation:
             InputError: If logits are NaN, or a model with learned positions has no more of them.
         """
         if not self._queue:
-            self._move()
+            self._keep_states()
             self._round()
         choice = self._queue.popleft()
         self._given.append(int(choice.tokens))
@@ -118,7 +118,7 @@ class Speculation:
 
     @torch.inference_mode()
     def state(self) -> SessionState:
-        """The state after the last token that was given out."""
+        """The state after the last token that :meth:`step` returned."""
         state = _read(self.model, self._memory, self._kept, self._given)
         return state._replace(random=self._random)
 
@@ -127,8 +127,8 @@ class Speculation:
         """The draft's state after the same tokens."""
         return _read(self.draft, self._draft_memory, self._draft_kept, self._given)
 
-    def _move(self) -> None:
-        """Keep the states after the tokens of the last round, from which the next can go back."""
+    def _keep_states(self) -> None:
+        """Keep the states after the tokens of the last round; the next round starts from them."""
         given, drawn = self._given, self._session.state()
         if self._after is None:
             self._kept = self.state()
@@ -142,8 +142,8 @@ class Speculation:
         self._session.restore(self._draft_kept)
 
     def _round(self) -> None:
-        """Propose tokens, check them, and queue those that are accepted and one more."""
-        kept, ahead = self._kept, self._room()
+        """Propose tokens, check them, and queue the accepted tokens and one more."""
+        kept, ahead = self._kept, self._proposable()
         proposed, q = self._propose(ahead)
         fed = torch.cat([kept.token, proposed])[None]
         with remembering(self._memory):
@@ -166,7 +166,7 @@ class Speculation:
         self.rounds += 1
         self.proposed, self.accepted = self.proposed + ahead, self.accepted + accepted
 
-    def _room(self) -> int:
+    def _proposable(self) -> int:
         """How many tokens can be proposed now."""
         limits = [model.max_len for model in (self.model, self.draft) if model.max_len is not None]
         return max(0, min([self.ahead, *(limit - self._kept.length for limit in limits)]))

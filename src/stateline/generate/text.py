@@ -1,4 +1,4 @@
-"""From tokens to text: no half character and no part of a stop string is given out."""
+"""From tokens to text: no half character and no part of a stop string is returned."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from stateline.generate.session import Session
 from stateline.generate.speculative import Speculation
 
 _CONTEXT = 32
-"""Tokens that a decoder is given to continue a text; a character is made of far fewer."""
+"""Last tokens from which a decoder continues a text; a character has far fewer tokens."""
 
 
 class HeldText(NamedTuple):
@@ -33,7 +33,7 @@ NOTHING_HELD = HeldText(*torch.zeros(2, 1, 0, dtype=torch.int64))
 
 
 class TextStream:
-    r"""Turns tokens into text, which is given out as soon as no later token can change it.
+    r"""Turns tokens into text, and returns it as soon as no later token can change it.
 
     A stop string may begin and end inside of tokens. If there are several, the one that is
     complete first ends the text.
@@ -151,13 +151,13 @@ def decode_text(
         numbers, log_probs = choice.tokens.tolist(), choice.log_probs.tolist()
         for row, token, log_prob in zip(rows, numbers, log_probs, strict=True):
             yield DecodedToken(row, token, log_prob, texts[row].push(token))
-        going = [place for place, row in enumerate(rows) if not texts[row].stopped]
-        if not going:
+        active = [place for place, row in enumerate(rows) if not texts[row].stopped]
+        if not active:
             return
-        if len(going) < len(rows):
+        if len(active) < len(rows):
             assert isinstance(session, Session)  # a speculation has one row
-            session.select(going)
-            rows = [rows[place] for place in going]
+            session.select(active)
+            rows = [rows[place] for place in active]
 
 
 def _overlap(text: str, stop: str) -> int:
