@@ -20,8 +20,8 @@ class Division:
         rank: Number of this process, from 0.
         count: Number of processes.
         share: Returns the values of all processes, by rank.
-        sharded: Whether the processes hold the model together, so that they must make the same
-            calls of it.
+        sharded: Whether each process holds a part of the model, so that all must make the same
+            calls of the model.
     """
 
     rank: int
@@ -52,8 +52,8 @@ def by_rows(compute: Callable[..., Tensor], *inputs: Tensor, may_stop: bool = Fa
     Args:
         compute: Returns one row for each row of its inputs.
         inputs: Inputs, one for each row.
-        may_stop: It may raise an InputError before it has made all calls of the model; then the
-            processes that hold a model together compute all rows.
+        may_stop: Whether ``compute`` may raise an InputError before its last call of the model. If
+            so, each process of a sharded model computes all rows.
 
     Raises:
         InputError: If any process raised one.

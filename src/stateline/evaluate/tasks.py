@@ -76,8 +76,8 @@ def evaluate(
         Scores by name; the task's ``metric`` is among them.
 
     Raises:
-        InputError: If ``length`` or ``batches`` is below 1 (0 batches of data that are not drawn
-            are all), nothing is registered for the kind of task, or its ``metric`` is no score.
+        InputError: If ``length`` or ``batches`` is below 1 (0 batches are allowed for data sets),
+            nothing is registered for the kind of task, or its ``metric`` is not among the scores.
     """
     _check_size(task, length, batches)
     first = FIRST_WHILE_TRAINING if training else 0
@@ -95,9 +95,9 @@ def evaluate(
 def score_task(task: Task, model: Any, length: int, batches: range) -> dict[str, float]:  # noqa: ARG001
     """Score a model in evaluation mode on a kind of task; see :func:`evaluate`.
 
-    For a kind of task of your own, register a function. Problems that are drawn must follow from
-    their number in ``batches``: the numbers differ between training and the final score. A task
-    with a fixed set of problems may ignore them, or take their count as a limit::
+    For a kind of task of your own, register a function. Problems that are drawn must be a function
+    of their number in ``batches``: training and the final score use different numbers. A task
+    with a fixed set of problems may ignore the numbers, or take their count as a limit::
 
         @score_task.register
         def _(task: MyTask, model, length, batches):
@@ -108,7 +108,7 @@ def score_task(task: Task, model: Any, length: int, batches: range) -> dict[str,
         task: The task.
         model: The model.
         length: In the task's own unit.
-        batches: Numbers of the evaluation batches; none stands for all.
+        batches: Numbers of the evaluation batches; an empty range means all batches.
 
     Raises:
         InputError: If nothing is registered for the kind of task.
@@ -128,7 +128,7 @@ def _answered(
     for index in batches:
         prompts, answers = problems = Problems(*task.problems(length, index))
         problems.check(task)
-        answer = _guided if task.teacher_forcing else _decoded
+        answer = _teacher_forced if task.teacher_forcing else _decoded
         predictions = answer(model, prompts, answers)
         for name, score in task.score(answers, predictions).items():
             totals[name] += score / len(batches)
@@ -151,7 +151,7 @@ def _corpus(
 
 @score_task.register
 def _text(task: TextTask, model: LanguageModel, length: int, batches: range) -> dict[str, float]:
-    read = _read_on if task.carried else _read
+    read = _carried if task.carried else _read
     return _text_scores(task, read(model, task, Buckets(length, length), batches))
 
 
@@ -246,7 +246,7 @@ def _accuracy_by_position(
 
 
 def _check_size(task: Task, length: int, batches: int) -> None:
-    """Of drawn problems there must be some; of a data set, 0 stands for all."""
+    """Drawn tasks need at least one batch; for data sets, 0 means all batches."""
     at_least(1, length=length)
     at_least(1 if task.drawn else 0, batches=batches)
 
@@ -267,7 +267,7 @@ def _decoded(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
 
 
 @torch.inference_mode()
-def _guided(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
+def _teacher_forced(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
     """Predict each token from the true ones before it."""
     known = answers[:, :-1].clamp(min=0)  # any token may follow a short answer
     tokens = torch.cat([prompts, known], dim=1)
@@ -275,7 +275,7 @@ def _guided(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
 
 
 def _likeliest(model: LanguageModel, tokens: Tokens) -> Tokens:
-    """The most likely token after each."""
+    """The most likely output at each position."""
     return by_rows(lambda rows: model(rows.to(device_of(model))).argmax(dim=2), tokens)
 
 
@@ -306,16 +306,16 @@ def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: ran
 
 
 @torch.inference_mode()
-def _read_on(model: LanguageModel, task: TextTask, buckets: Buckets, batches: range) -> Buckets:
-    """Losses on the held-out text, the state carried from window to window."""
+def _carried(model: LanguageModel, task: TextTask, buckets: Buckets, batches: range) -> Buckets:
+    """Losses on the held-out text; the state is carried from window to window."""
     assert buckets.last is not None
     device, state = device_of(model), None
 
     def losses(tokens: Tensor, targets: Tensor, fresh: Tensor) -> Tensor:
         nonlocal state
         starts, fresh = (fresh, fresh[:, 0]) if fresh.ndim > 1 else (None, fresh)
-        begun = model.init_state(len(tokens))
-        state = begun if state is None else replace_rows(state, fresh, begun)
+        empty = model.init_state(len(tokens))
+        state = empty if state is None else replace_rows(state, fresh, empty)
         logits, state = model.forward_chunk(tokens.to(device), state, starts=starts)
         return token_losses(logits, targets.to(device))
 

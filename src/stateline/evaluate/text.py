@@ -198,7 +198,7 @@ def _carried(
 def _windowed(
     model: LanguageModel, pieces: Iterable[Int[Tensor, "_"]], window: int, stride: int
 ) -> Iterator[Float[Tensor, "_"]]:
-    """The same, each window from an empty state."""
+    """Losses of all tokens but the first, in order; each window starts from an empty state."""
     device, scored = device_of(model), 0
     tokens = torch.zeros(1, 0, dtype=torch.int64, device=device)
     for piece in pieces:

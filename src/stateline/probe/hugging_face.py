@@ -15,24 +15,24 @@ from stateline.hf_check.load import HUGGING_FACE, load_hugging_face, transformer
 from stateline.probe.reader import Reader
 
 LIMIT = 0.05
-"""Relative error of logits above which a model gets no padded rows, or one row at a time."""
+"""Relative error of logits above which rows are not padded, or not batched."""
 
 _TAIL = 8
-"""Last tokens in which a stop string is looked for."""
+"""Number of last tokens in which a stop string is searched."""
 
 
 class HuggingFaceReader(Reader):
     """A causal language model that ``transformers`` reads.
 
     Prompts of different lengths are padded on the left, with a mask, if the model gives the same
-    logits with padding. Otherwise only prompts of one length share a call; and a model that mixes
-    up its rows reads them one by one. That is measured once, on random tokens.
+    logits with padding. Otherwise only prompts of one length share a call, or, if rows change each
+    other's logits, every prompt has its own call. This is measured once, on random tokens.
 
     Args:
         spec: ``hf:`` and a folder.
         tokenizer: Tokenizer file or folder instead of the model's own.
-        device: Where the weights shall be.
-        dtype: Their precision; by default that in which they were saved.
+        device: Device of the weights.
+        dtype: Precision of the weights; by default that in which they were saved.
 
     Attributes:
         batching: ``padded``, ``equal lengths`` or ``single rows``.

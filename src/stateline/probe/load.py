@@ -1,4 +1,4 @@
-"""Reading the models that a probe asks, and telling them apart by their files."""
+"""Reading the models for a probe, and hashing their files."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -26,8 +26,8 @@ def load_reader(
             ``hf:`` and a folder for the package transformers.
         tokenizer: A tokenizer instead of the model's own, as for
             :func:`stateline.data.load_tokenizer`.
-        device: Where the weights shall be.
-        dtype: Their precision; by default that in which they were saved.
+        device: Device of the weights.
+        dtype: Precision of the weights; by default that in which they were saved.
 
     Raises:
         InputError: If the model or its tokenizer cannot be read.

@@ -1,4 +1,4 @@
-"""Material of prompts: names, documents, and passages with questions, from a local folder."""
+"""Data for prompts: names, documents, and passages with questions, from a local folder."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Models that continue prompts: what a probe needs of them, and models of Stateline."""
+"""The interface to a model that a probe asks, and its implementation for Stateline's models."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ class Reader(ABC):
     """A language model with its tokenizer.
 
     Attributes:
-        name: As the user named it.
+        name: The name that the user gave.
         max_len: Largest number of tokens that it can read and write; ``None`` if there is no limit.
         end: Tokens that end a text.
     """
@@ -42,24 +42,24 @@ class Reader(ABC):
         *,
         never_empty: bool,
     ) -> list[str]:
-        """Continue prompts greedily, each as it would be alone.
+        """Continue prompts greedily; the other prompts do not change an answer.
 
         Args:
             prompts: Tokens of each prompt.
-            new_tokens: Largest number of new tokens of each.
+            new_tokens: Largest number of new tokens for each prompt.
             stop: A text ends before this string.
-            never_empty: Whether an end token may not be the first.
+            never_empty: Whether the first token must not be an end token.
 
         Returns:
-            The new text of each, without end tokens.
+            The new text for each prompt, without end tokens.
         """
 
 
 class StatelineReader(Reader):
-    """A model of Stateline, decoded on its state.
+    """A model of Stateline.
 
     Args:
-        name: As the user named it.
+        name: The name that the user gave.
         model: In evaluation mode.
         tokenizer: Its tokenizer, whose end-of-text token ends a text.
     """

@@ -30,7 +30,7 @@ class Point(Record, frozen=True, kw_only=True):
         model: Name of the model.
         task: Name of the probe.
         length: Length, in the unit of the probe.
-        key: Hash of all that the score depends on; a point with another key is measured anew.
+        key: Hash of all that the score depends on; a point with another key is measured again.
         exact_match: Share of exact answers, for each batch.
         f1: Mean F1, for each batch.
         prompt_tokens: Tokens of the longest prompt.
@@ -57,7 +57,7 @@ class Point(Record, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the batches' shares (population)."""
+        """Population standard deviation of the shares of the batches."""
         return statistics.pstdev(self.exact_match)
 
     @property
@@ -98,6 +98,6 @@ class ProbeResults(Record, frozen=True, kw_only=True):
         return next((p for p in self.points if (p.model, p.task, p.length) == wanted), None)
 
     def known(self, model: str, task: str, length: int, key: str) -> Point | None:
-        """The same, if it was measured with what its key stands for."""
+        """The point of a model on a probe at a length, if it has this key."""
         point = self.find(model, task, length)
         return point if point is not None and point.key == key else None

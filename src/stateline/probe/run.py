@@ -1,4 +1,4 @@
-"""Running probes: one point after the other, each written as soon as it is there."""
+"""Running probes: one point after the other, each written as soon as it is measured."""
 
 import json
 import math
@@ -52,12 +52,12 @@ class Plan(NamedTuple):
     """The measurements of a run.
 
     Attributes:
-        models: Models by the names under which they are loaded.
+        models: Names of models, as ``load`` takes them.
         tasks: Names of probes.
         lengths: Lengths for all probes; empty for each probe's own.
         settings: How much is measured.
-        tokenizer: Tokenizer instead of the models' own, which their scores depend on.
-        dtype: Precision of the weights, which scores depend on, too; ``None`` for that in which
+        tokenizer: Tokenizer instead of the models' own; scores depend on it.
+        dtype: Precision of the weights; scores depend on it. ``None`` for the precision in which
             they were saved.
     """
 
@@ -72,10 +72,10 @@ class Plan(NamedTuple):
         """Raise InputError if something cannot be measured."""
         for task in self.tasks:
             check_choice("probe", task, PROBES)
-        its = self.settings
-        at_least(1, batches=its.batches, examples=its.examples, rows=its.rows)
+        given = self.settings
+        at_least(1, batches=given.batches, examples=given.examples, rows=given.rows)
         for _, task, length in self.points():
-            check_length(task, length, its.batches * its.examples)
+            check_length(task, length, given.batches * given.examples)
 
     def points(self) -> Iterator[tuple[str, str, int]]:
         """Model, probe and length of every point, in order."""
@@ -99,13 +99,13 @@ def run_probes(
         plan: What to measure.
         material: Names, documents and questions.
         load: Reads a model by its name; called only if a point of it is missing.
-        folder: Where ``probes.json`` is kept. Points that are there are not measured again if the
-            files and settings that they depend on are the same.
+        folder: Folder of ``probes.json``. Points in this file are not measured again if the files
+            and settings that they depend on are the same.
         command: How to produce the results again.
         on_point: Called after each point, with whether it was measured now.
 
     Raises:
-        InputError: If something cannot be read or written; points that are there stay.
+        InputError: If something cannot be read or written; measured points are kept.
     """
     plan.check()
     check_writable(folder / FILE)
@@ -203,12 +203,12 @@ def score_probe(
         reader: The model.
         name: ``copy`` for each of the probe's own lengths, ``copy_50`` for one length.
         material: Names, documents and questions.
-        limit: Only the first examples; by default as many as ``stateline probe`` draws.
+        limit: Number of examples; by default as many as ``stateline probe`` draws.
         rows: Prompts that the model reads at a time.
 
     Raises:
-        InputError: If the limit is not positive, data is missing or too short for a length, or the
-            model cannot read so long a prompt.
+        InputError: If the limit is not positive, data is missing or too short for a length, or a
+            prompt is too long for the model.
     """
     if (named := _NAMED.fullmatch(name)) is None:
         raise unknown_name("probe", name, PROBES)
@@ -277,10 +277,10 @@ def _answer_limits(
     limits = [probe.new_tokens(len(prompt)) for prompt in prompts]
     if reader.max_len is None:
         return limits, ""
-    room = [reader.max_len - len(prompt) for prompt in prompts]
+    free = [reader.max_len - len(prompt) for prompt in prompts]
     wanted = [len(reader.encode(example.accepted[0])) for example in examples]
-    if all(most >= least for most, least in zip(room, wanted, strict=True)):
-        return [max(1, min(pair)) for pair in zip(limits, room, strict=True)], ""
+    if all(most >= least for most, least in zip(free, wanted, strict=True)):
+        return [max(1, min(pair)) for pair in zip(limits, free, strict=True)], ""
     longest = max(len(prompt) + new for prompt, new in zip(prompts, wanted, strict=True))
     return limits, f"needs {longest:,} tokens; the model was made for {reader.max_len:,}"
 

@@ -22,12 +22,12 @@ DOCUMENTS = 10
 """Random documents that are joined before a window is taken."""
 
 TRIES = 100
-"""Windows that are drawn until one has two words: a copy of one word leaves nothing to write."""
+"""Largest number of windows drawn to find two words: a copy of one word leaves nothing to write."""
 
 _COPIED = (20, 50, 100, 200, 300)
 
 MOST = 1 << 25
-"""Upper limit on the length of all examples together; it turns typos into messages."""
+"""Upper limit on the length of all examples together, so that a typo gives an error message."""
 
 BIN = 50
 """Passages of SQuAD are binned by their length in tokens; this is the width of a bin."""
@@ -63,9 +63,9 @@ class Probe(NamedTuple):
         lengths: Lengths by default.
         make: Draws an example.
         stop: The answer ends before this string.
-        new_tokens: Largest number of tokens of an answer, from the number of tokens of the prompt.
+        new_tokens: Gives the largest number of tokens of an answer to a prompt of a length.
         normalise: Whether exact match ignores case, punctuation and articles.
-        never_empty: Whether the end of the text may not be the first token of an answer.
+        never_empty: Whether the first token of an answer must not be an end token.
         least: The smallest length.
     """
 
@@ -174,7 +174,7 @@ def _copy(draw: Draw, *, shuffled: bool = False) -> Example:
 
 
 def _window(draw: Draw) -> list[int]:
-    """As many consecutive tokens of random documents, joined without a separator."""
+    """``length`` consecutive tokens of random documents, joined without a separator."""
     documents = draw.material.documents
     tokens = draw.encode("".join(draw.rng.choice(documents) for _ in range(DOCUMENTS)))
     if len(tokens) < draw.length:

@@ -51,7 +51,7 @@ def run_suite(
     limit: int | None = None,
     batch_size: int = 8,
 ) -> list[Metric]:
-    """Score a model on tasks. Those of ``LOCAL_TASKS`` read local files and ask no network.
+    """Score a model on tasks. The tasks in ``LOCAL_TASKS`` read only local files.
 
     Args:
         model: A language model in evaluation mode; it computes on its own device.
@@ -102,19 +102,19 @@ def _tasks(
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks import TaskManager
 
-    theirs: Any = None
+    extra: Any = None
     if tasks_path is not None:
         if not Path(tasks_path).is_dir():
             raise InputError(f"there is no folder {tasks_path}: give one with tasks in YAML")
-        theirs = TaskManager(include_path=str(tasks_path), include_defaults=False)
+        extra = TaskManager(include_path=str(tasks_path), include_defaults=False)
     tasks: dict[str, Any] = {}
     for name in names:
-        if theirs is not None and name in theirs.all_tasks:
-            tasks |= theirs.load([name])["tasks"]
+        if extra is not None and name in extra.all_tasks:
+            tasks |= extra.load([name])["tasks"]
         elif name in LOCAL_TASKS:
             tasks[name] = ConfigurableTask(config=task_settings(name, data, tokenizer))
         else:
-            raise unknown_name("task", name, [*LOCAL_TASKS, *(theirs.all_tasks if theirs else [])])
+            raise unknown_name("task", name, [*LOCAL_TASKS, *(extra.all_tasks if extra else [])])
     return tasks
 
 

@@ -1,6 +1,6 @@
 """Metrics of SuperGLUE for answers to questions, beside accuracy.
 
-A measure takes one value of each question and the number of the chosen answer (``None`` if a
+A measure computes a value from each question and the number of the chosen answer (``None`` if a
 written text is none of the answers), and combines the values of all questions.
 
 Reference:
@@ -57,7 +57,7 @@ def class_f1(pairs: Sequence[tuple[int, int | None]], label: int) -> float:
 
 
 def _macro_f1(pairs: Sequence[tuple[int, int | None]]) -> float:
-    """The mean over the classes that are right or chosen somewhere."""
+    """Mean F1 over the classes that are right or chosen in some pair."""
     labels = {label for pair in pairs for label in pair if label is not None}
     return fmean(class_f1(pairs, label) for label in sorted(labels))
 

@@ -1,4 +1,4 @@
-"""Our models in lm-evaluation-harness, on their state."""
+"""Models of this library in lm-evaluation-harness."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from stateline.layers import select_rows
 from stateline.models.language_model import LanguageModel
 
 NEW_TOKENS = 256
-"""Longest text that is written if a task sets no limit."""
+"""Largest number of tokens that are written if a task sets no limit."""
 
 Scored = tuple[float, bool]
 """Log-likelihood in nats, and whether every token was the likeliest."""
@@ -42,7 +42,7 @@ class StatelineLM(TemplateLM):
         path: Folder of a run or a published model, for ``lm_eval --model stateline --model_args
             path=FOLDER``; a tokenizer's path or ``byte`` may be given with it.
         batch_size: Contexts that are read together.
-        device: Device of a model that is read.
+        device: Device of a model that is read from ``path``.
 
     Attributes:
         tokens_read: Tokens that the model has read so far.
@@ -98,7 +98,7 @@ class StatelineLM(TemplateLM):
         for number, (_texts, context, continuation) in enumerate(requests):
             by_context[self._fitting(context, len(continuation))].append(number)
         results: dict[int, Scored] = {}
-        contexts = sorted(by_context)  # contexts with a long common beginning are neighbours
+        contexts = sorted(by_context)  # contexts with a long common prefix are neighbours
         for first in range(0, len(contexts), self.batch_size):
             batch = contexts[first : first + self.batch_size]
             forks = [(row, number) for row, c in enumerate(batch) for number in by_context[c]]
@@ -108,16 +108,16 @@ class StatelineLM(TemplateLM):
         return [results[number] for number in range(len(requests))]
 
     def _fitting(self, context: Sequence[int], following: int) -> tuple[int, ...]:
-        """The end of a context that fits into the model together with what follows."""
+        """The end of a context that the model can read together with ``following`` tokens."""
         if self.model.max_len is None:
             return tuple(context)
-        room = self.model.max_len - following + 1  # the last token is not read
-        if room < 1:
+        limit = self.model.max_len - following + 1  # the last token is not read
+        if limit < 1:
             raise InputError(
                 f"the model was made for max_len={self.model.max_len} tokens, got {following} to "
                 "score: leave out this task"
             )
-        return tuple(context[-room:])
+        return tuple(context[-limit:])
 
     def _score(
         self,
@@ -154,8 +154,8 @@ class StatelineLM(TemplateLM):
     def loglikelihood_rolling(self, requests: Any, **_: Any) -> list[float]:
         """Log-likelihoods of whole texts.
 
-        The state is carried through a text, unless the model has a longest length: then windows
-        are scored, each from an empty state.
+        The state is carried through a text. A model with a maximum length scores windows instead,
+        each from an empty state.
         """
         results = []
         for request in requests:
@@ -212,7 +212,7 @@ class StatelineLM(TemplateLM):
 
 
 def _common(rows: Sequence[Sequence[int]]) -> int:
-    """Number of tokens with which all rows begin."""
+    """Length of the longest common prefix of all rows."""
     shortest = min(map(len, rows))
     columns = zip(*rows, strict=False)
     return next((n for n, column in enumerate(columns) if len(set(column)) > 1), shortest)

@@ -46,7 +46,7 @@ class Ranked(NamedTuple):
         questions: The questions that one row of a file holds.
         measures: Scores beside accuracy.
         delimiter: What stands between a question and an answer that is ranked.
-        written: The same questions in a form that can be answered in writing, if that is another.
+        written: The same questions for generation, if ``questions`` are only for ranking.
     """
 
     files: tuple[str, str]

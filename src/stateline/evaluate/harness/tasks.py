@@ -112,9 +112,9 @@ def _likeliest(results: list[tuple[float, bool]]) -> int:
 
 
 def _written(row: Row, text: str) -> int | None:
-    """The number of the longest answer with whose words a text begins; ``None`` if there is none.
+    """The number of the longest answer whose words begin a text; ``None`` if there is none.
 
-    Case, punctuation and spaces do not count. Of two such equal answers, a right one is taken.
+    Case, punctuation and spaces do not count. Among equally long answers, a right one is taken.
     """
     words, found = _words(text), []
     for number, choice in enumerate(row["choices"]):
