@@ -46,7 +46,7 @@ class Ticket:
         self.news.set()
 
     async def take(self) -> list[Piece]:
-        """All pieces that have come; empty, then and later, if the client has left."""
+        """Wait for new pieces and return them; empty once the client has left."""
         await self.news.wait()
         if not self.row.left:
             self.news.clear()
@@ -75,7 +75,7 @@ def make_app(
         prefixes: Kept states of the model; those with a folder outlive the process.
         tokenizer: The model's tokenizer.
         name: Name of the model for clients.
-        limits: What the clients can take.
+        limits: Limits for the requests of clients.
         key: What clients must send as ``Authorization: Bearer KEY``; by default nothing.
 
     Returns:
@@ -92,7 +92,7 @@ def make_app(
     handlers: Any = dict.fromkeys((InputError, HTTPException, ClientDisconnect), _refusal)
     app = Starlette(routes=routes, lifespan=service.lifespan, exception_handlers=handlers)
     app.state.service = service
-    app.add_middleware(_Door, service=service)
+    app.add_middleware(_KeyMiddleware, service=service)
     return app
 
 
@@ -150,7 +150,7 @@ class Service:
     async def _read(self, request: Request, kind: Any) -> Any:
         """The request, checked."""
         sort = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if sort != "application/json":  # so that no page of another site can send one
+        if sort != "application/json":  # so that pages of other sites cannot send requests
             raise HTTPException(415, f"the content type must be application/json, got {sort!r}")
         parts, size = [], 0
         async for part in request.stream():
@@ -197,7 +197,7 @@ class Service:
 
 
 class Stream:
-    """An answer in pieces: server-sent events, each with all that has come since the last."""
+    """An answer in pieces: server-sent events, each with all new pieces."""
 
     def __init__(self, ticket: Ticket, answer: Answer) -> None:
         self.ticket, self.answer = ticket, answer
@@ -235,8 +235,8 @@ def _error_in(pieces: Iterable[Piece]) -> Exception | None:
     return next((piece.error for piece in pieces if piece.error is not None), None)
 
 
-class _Door:
-    """Asks every request for the key, and counts the answers."""
+class _KeyMiddleware:
+    """Checks the key of every request, and counts the answers."""
 
     def __init__(self, app: Callable[..., Any], service: Service) -> None:
         self.app, self.service = app, service
@@ -254,8 +254,8 @@ class _Door:
             await send(message)
 
         key = self.service.key
-        told = dict(scope["headers"]).get(b"authorization", b"")
-        if key is not None and not secrets.compare_digest(told, b"Bearer " + key.encode()):
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if key is not None and not secrets.compare_digest(given, b"Bearer " + key.encode()):
             refusal = _refused(HTTPException(401, "the key is missing or wrong"))
             await refusal(scope, receive, counted)
             return
@@ -282,7 +282,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _encoded(value: Any) -> bytes:
-    """JSON; what is not UTF-8, such as in a request that is told back, is shown as U+FFFD."""
+    """JSON; bytes that are not UTF-8, such as in a repeated part of a request, become U+FFFD."""
     try:
         return _encode(value)
     except UnicodeEncodeError:
@@ -290,7 +290,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _error(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The status of an error, and what the client is told."""
+    """The status of an error, and the JSON that describes it."""
     if isinstance(error, HTTPException):
         status, line = error.status_code, str(InputError(error.detail))
         if status == 405:
@@ -308,8 +308,8 @@ def _error(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def _refused(error: Exception) -> Response:
-    status, told = _error(error)
-    return _json({"error": told}, status)
+    status, described = _error(error)
+    return _json({"error": described}, status)
 
 
 async def _refusal(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -28,7 +28,7 @@ READ_AT_ONCE = 1024
 """Prompt tokens that are read between two steps of the rows that decode."""
 
 PER_STEP, LATEST = 50, 0.1
-"""Pieces that are handed over per step, on average, and seconds after which all are.
+"""Pieces that are delivered per step, on average, and seconds after which all are delivered.
 
 An event of a stream costs its server and its client as much as a token of a small model, so with
 many rows an event gets the tokens of several steps.
@@ -51,14 +51,14 @@ class StoppedError(InputError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the clients of a server can take together and alone.
+    """Limits of a server: for all clients together, and for one text or request.
 
     Attributes:
         rows: Texts that are decoded together.
         waiting: Texts that wait for a row.
         new_tokens: New tokens of one text.
         length: Tokens of one text, with its new ones.
-        seconds: Time of one text from its arrival; then it ends where it is.
+        seconds: Time of one text from its arrival; after that time the text ends.
         memory: Bytes of the states of all rows.
         body: Bytes of one request.
     """
@@ -79,7 +79,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class LogProbs:
-    """A token and its log-probability in nats, and the same of the likeliest tokens."""
+    """A token and its log-probability in nats, and the same for the likeliest tokens."""
 
     token: int
     log_prob: float
@@ -94,11 +94,10 @@ class Piece:
         text: Text that is certain now.
         tokens: Number of new tokens.
         log_probs: Log-probabilities of these tokens, if they were asked for.
-        reused: Tokens before the answer, of earlier turns too, that came with a kept state; known
-            with the first piece.
-        length: Tokens of the whole text.
+        reused: Tokens before the answer, earlier turns included, that a kept state covers.
+        length: Tokens of the text so far, with the prompt.
         finish: ``stop`` or ``length`` if this is the last piece.
-        key: Under which the state at the end is kept, with the last piece.
+        key: Key of the state so far; in the last piece, the key under which it is kept.
         error: Why the text ended, if it was not finished.
     """
 
@@ -118,15 +117,16 @@ class Row:
 
     Attributes:
         tokens: The prompt, or its continuation.
-        after: Hash of the kept text that it continues.
+        after: Key of the kept state that it continues.
         sampling: How tokens are chosen.
         seed: Seed of the random choices.
         new_tokens: Largest number of new tokens.
         stop: Strings before which the text ends.
-        log_probs: Number of likeliest tokens to tell with each; ``None`` tells nothing.
-        salt: Kept states are shared with texts of the same salt.
+        log_probs: Number of likeliest tokens to return with each token; ``None`` for no
+            log-probabilities.
+        salt: Kept states are shared only with texts of the same salt.
         store: Whether the state at the end must outlive the process.
-        name: Under which the state at the end is kept; by default the hash of the whole text.
+        name: Key under which the state at the end is kept; by default the hash of the whole text.
         put: Called by the engine's ``deliver`` with every piece.
         left: Set when the client has left; the row then leaves before the next step.
     """
@@ -146,7 +146,7 @@ class Row:
 
 
 @dataclass(eq=False)
-class _Going:
+class _ActiveRow:
     """A row that the engine reads or decodes."""
 
     row: Row
@@ -163,10 +163,10 @@ class _Going:
 class Engine:
     """Reads prompts and decodes all rows together, in one thread.
 
-    Before each step, rows of clients that left go, and at most ``READ_AT_ONCE`` tokens of waiting
-    prompts are read; a prompt that is read joins the rows. Each row gets the tokens that it would
-    get alone but for rounding, since its random numbers follow from its own seed. ``deliver`` gets
-    the pieces of all rows, in the engine's thread.
+    Before each step, rows of clients that have left are removed, and at most ``READ_AT_ONCE``
+    tokens of waiting prompts are read; a completely read prompt joins the rows. Except for
+    rounding, each row gets the tokens that it would get alone, since its random numbers follow from
+    its own seed. ``deliver`` gets the pieces of all rows, in the engine's thread.
     """
 
     def __init__(
@@ -180,12 +180,12 @@ class Engine:
     ) -> None:
         self.model, self.tokenizer, self.prefixes = prefixes.model, tokenizer, prefixes
         self.limits, self.metrics, self._deliver = limits, metrics, deliver
-        self._arrived: deque[_Going] = deque()
-        self._waiting: deque[_Going] = deque()
-        self._rows: list[_Going] = []
+        self._arrived: deque[_ActiveRow] = deque()
+        self._waiting: deque[_ActiveRow] = deque()
+        self._rows: list[_ActiveRow] = []
         self._session: Session | None = None
         self._held: list[tuple[Row, Piece]] = []
-        self._steps, self._due = 0, 0.0  # since pieces were handed over, and when they are next
+        self._steps, self._due = 0, 0.0  # since the last delivery, and when the next is due
         self._changed = Condition()
         self._stopped = False
         self._thread = Thread(target=self._run, name="stateline-engine", daemon=True)
@@ -221,29 +221,29 @@ class Engine:
             )
         text = TextStream(self.tokenizer, row.stop)
         reading = self.prefixes.pieces(row.tokens, row.after, row.salt)
-        going = _Going(row, text, time.monotonic() + limits.seconds, reading)
+        active = _ActiveRow(row, text, time.monotonic() + limits.seconds, reading)
         if row.after is None:
-            self._check_length(going, len(row.tokens))
+            self._check_length(active, len(row.tokens))
         with self._changed:
             if self._stopped:
                 raise StoppedError("the server is ending: ask again later")
             if len(self._arrived) + len(self._waiting) >= limits.waiting:
                 raise BusyError(f"{limits.waiting} requests wait already: ask again later")
-            self._arrived.append(going)
+            self._arrived.append(active)
             self._changed.notify()
 
-    def _check_length(self, going: _Going, length: int) -> None:
+    def _check_length(self, active: _ActiveRow, length: int) -> None:
         """Check a text of a known length, and reserve the memory of its state."""
-        wanted, limits = length + going.row.new_tokens, self.limits
+        wanted, limits = length + active.row.new_tokens, self.limits
         if wanted > limits.length:
             raise InputError(
                 f"a text may have at most {limits.length} tokens with its new ones, got {wanted}"
             )
-        check_length(self.model, length, going.row.new_tokens)
-        going.size = self.model.state_bytes(wanted)
-        if going.size > limits.memory:
+        check_length(self.model, length, active.row.new_tokens)
+        active.size = self.model.state_bytes(wanted)
+        if active.size > limits.memory:
             raise InputError(
-                f"the state of {wanted} tokens has {going.size} bytes, more than the "
+                f"the state of {wanted} tokens has {active.size} bytes, more than the "
                 f"{limits.memory} of all rows: shorten the text"
             )
 
@@ -252,19 +252,19 @@ class Engine:
             while self._take():
                 out: list[tuple[Row, Piece]] = []
                 try:
-                    self._leave()
+                    self._remove_left()
                     self._read(out)
                     if self._rows:
                         self._step(out)
                 except Exception as error:
                     log.exception("decoding failed")
                     out += self._fail(error)
-                self._tell()
-                self._hand_over(out)
+                self._set_metrics()
+                self._deliver_if_due(out)
             ending = StoppedError("the server is ending: ask again later")
             self._deliver(self._held + self._fail(ending))
 
-    def _hand_over(self, pieces: list[tuple[Row, Piece]]) -> None:
+    def _deliver_if_due(self, pieces: list[tuple[Row, Piece]]) -> None:
         """Deliver pieces, unless they can wait for the next step."""
         self._held += pieces
         now, self._steps = time.monotonic(), self._steps + 1
@@ -281,10 +281,10 @@ class Engine:
             self._arrived.clear()
             return not self._stopped
 
-    def _leave(self) -> None:
-        """Let rows go whose clients have left."""
-        self._waiting = deque(going for going in self._waiting if not going.row.left)
-        self._keep_rows([place for place, going in enumerate(self._rows) if not going.row.left])
+    def _remove_left(self) -> None:
+        """Remove rows whose clients have left."""
+        self._waiting = deque(active for active in self._waiting if not active.row.left)
+        self._keep_rows([place for place, active in enumerate(self._rows) if not active.row.left])
 
     def _keep_rows(self, places: list[int]) -> None:
         if self._session is not None and len(places) < len(self._rows):
@@ -294,44 +294,44 @@ class Engine:
             self._session = None
 
     def _read(self, out: list[tuple[Row, Piece]]) -> None:
-        """Read waiting prompts for a while; those that are read join the rows."""
-        budget, ready = READ_AT_ONCE, list[_Going]()
+        """Read waiting prompts up to a number of tokens; complete prompts join the rows."""
+        budget, ready = READ_AT_ONCE, list[_ActiveRow]()
         while self._waiting and budget > 0 and self._has_room(ready):
-            going = self._waiting[0]
+            active = self._waiting[0]
             try:
-                budget -= next(going.reading)
+                budget -= next(active.reading)
                 continue
             except StopIteration as end:
-                going.read = end.value
+                active.read = end.value
             except Exception as error:
-                out.append((going.row, Piece(error=error)))
+                out.append((active.row, Piece(error=error)))
             self._waiting.popleft()
-            if going.read is None:
+            if active.read is None:
                 continue
             budget -= 1
-            going.key, going.length = going.read.key, going.read.state.length
+            active.key, active.length = active.read.key, active.read.state.length
             try:
-                if going.row.after is not None:  # its length was not known before
-                    self._check_length(going, going.length)
+                if active.row.after is not None:  # its length was not known before
+                    self._check_length(active, active.length)
             except InputError as error:
-                out.append((going.row, Piece(error=error)))
+                out.append((active.row, Piece(error=error)))
                 continue
-            self.metrics.read(len(going.row.tokens), going.read.reused)
-            ready.append(going)
+            self.metrics.read(len(active.row.tokens), active.read.reused)
+            ready.append(active)
         if ready:
             self._join(ready)
 
-    def _has_room(self, ready: list[_Going]) -> bool:
-        """Whether one more row fits; growing states have as much room as the longest."""
+    def _has_room(self, ready: list[_ActiveRow]) -> bool:
+        """Whether one more row fits; each state takes as much memory as the largest."""
         rows = [*self._rows, *ready, self._waiting[0]]
-        needed = len(rows) * max(going.size for going in rows)
+        needed = len(rows) * max(active.size for active in rows)
         fits = len(rows) == 1 or needed <= self.limits.memory
         return len(rows) <= self.limits.rows and fits
 
-    def _join(self, ready: list[_Going]) -> None:
-        self._rows += ready  # first: if there is no memory, they fail with the others
-        states = [seeded(going.read.state, going.row.seed) for going in ready if going.read]
-        samplings = [going.row.sampling for going in ready]
+    def _join(self, ready: list[_ActiveRow]) -> None:
+        self._rows += ready  # before the join: if memory runs out, they fail with the others
+        states = [seeded(active.read.state, active.row.seed) for active in ready if active.read]
+        samplings = [active.row.sampling for active in ready]
         if self._session is None:
             self._session = Session(self.model, cat_states(states), sampling=samplings)
         else:
@@ -343,36 +343,36 @@ class Engine:
         begin = time.perf_counter()
         choice = self._session.step()
         self._session.check()
-        told = _log_probs(choice, [going.row.log_probs for going in self._rows])
+        log_probs = _log_probs(choice, [active.row.log_probs for active in self._rows])
         staying, now = [], time.monotonic()
         for place, token in enumerate(choice.tokens.tolist()):
-            going = self._rows[place]
-            finish, text = self._push(going, token, late=now > going.end)
+            active = self._rows[place]
+            finish, text = self._push(active, token, late=now > active.end)
             if finish:
                 state = self._session.state([place])
-                going.key = going.row.name or going.key
-                self.prefixes.keep(going.key, state, now=going.row.store)
-                text += going.text.finish()
+                active.key = active.row.name or active.key
+                self.prefixes.keep(active.key, state, now=active.row.store)
+                text += active.text.finish()
             else:
                 staying.append(place)
-            assert going.read is not None
-            reused = going.length - len(going.row.tokens) + going.read.reused
-            length = going.length + going.made
-            piece = Piece(text, 1, told[place], reused, length, finish, going.key)
-            out.append((going.row, piece))
+            assert active.read is not None
+            reused = active.length - len(active.row.tokens) + active.read.reused
+            length = active.length + active.made
+            piece = Piece(text, 1, log_probs[place], reused, length, finish, active.key)
+            out.append((active.row, piece))
         self.metrics.step(len(self._rows), time.perf_counter() - begin)
         self._keep_rows(staying)
 
-    def _push(self, going: _Going, token: int, *, late: bool) -> tuple[str, str]:
-        """Why the text ends with a token, if it does, and the text that is certain with it."""
-        (going.key,) = self.prefixes.keys([token], going.key)
-        going.made += 1
+    def _push(self, active: _ActiveRow, token: int, *, late: bool) -> tuple[str, str]:
+        """Why the text ends after a token (empty if it goes on), and the text that is certain."""
+        (active.key,) = self.prefixes.keys([token], active.key)
+        active.made += 1
         if token == self.tokenizer.end_of_text:
             return "stop", ""
-        text = going.text.push(token)
-        if going.text.stopped:
+        text = active.text.push(token)
+        if active.text.stopped:
             return "stop", text
-        return "length" if late or going.made == going.row.new_tokens else "", text
+        return "length" if late or active.made == active.row.new_tokens else "", text
 
     def _fail(self, error: Exception) -> list[tuple[Row, Piece]]:
         """End all rows, and those that wait, with an error."""
@@ -381,9 +381,9 @@ class Engine:
             self._arrived.clear()
         self._rows, self._session = [], None
         self._waiting.clear()
-        return [(going.row, Piece(error=error)) for going in rows]
+        return [(active.row, Piece(error=error)) for active in rows]
 
-    def _tell(self) -> None:
+    def _set_metrics(self) -> None:
         kept = self.prefixes
         self.metrics.now(len(self._rows), len(self._waiting), kept.in_memory, kept.on_disk)
 

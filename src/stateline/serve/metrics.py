@@ -33,7 +33,7 @@ class Metrics:
         self._steps.observe(seconds)
 
     def now(self, rows: int, waiting: int, in_memory: int, on_disk: int) -> None:
-        """Tell how things are."""
+        """Set the gauges."""
         self._rows.set(rows)
         self._waiting.set(waiting)
         self._bytes.labels("memory").set(in_memory)

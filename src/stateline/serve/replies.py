@@ -21,8 +21,8 @@ class Answer(ABC):
 
     Attributes:
         done: Whether the last piece has come.
-        last: What ends a stream.
-        name: Under which the state after a stream is kept; empty for the hash of the text.
+        last: Bytes that end a stream.
+        name: Key of the state that is kept after a stream; empty for the hash of the text.
     """
 
     last = name = b""
@@ -36,7 +36,7 @@ class Answer(ABC):
         return []
 
     def add(self, pieces: list[Piece]) -> list[Event]:
-        """Take pieces, and return the events that tell them."""
+        """Take pieces, and return their events."""
         new = printable("".join(piece.text for piece in pieces))
         self.text += new
         self.tokens += sum(piece.tokens for piece in pieces)
@@ -69,21 +69,21 @@ class CompletionAnswer(Answer):
 
     def events(self, new: str, pieces: list[Piece]) -> list[Event]:
         """One chunk, and one with the numbers of tokens at the end if these were asked for."""
-        told = None
+        logprobs = None
         if self._log_probs is not None:
             found = [one for piece in pieces for one in piece.log_probs]
             self._offsets += [self._offset(one.token) for one in found]
-            told = self._told(found, self._offsets[len(self._log_probs) :])
+            logprobs = self._as_json(found, self._offsets[len(self._log_probs) :])
             self._log_probs += found
-        events = [("", self._with([_choice(new, told, self.finish or None)]))]
+        events = [("", self._with([_choice(new, logprobs, self.finish or None)]))]
         if self._usage and self.done:
             events.append(("", self._with([]) | {"usage": self._numbers()}))
         return events
 
     def whole(self) -> dict[str, Any]:
         """The completion."""
-        told = None if self._log_probs is None else self._told(self._log_probs, self._offsets)
-        return self._with([_choice(self.text, told, self.finish)]) | {"usage": self._numbers()}
+        given = None if self._log_probs is None else self._as_json(self._log_probs, self._offsets)
+        return self._with([_choice(self.text, given, self.finish)]) | {"usage": self._numbers()}
 
     def _with(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = {"id": self._id, "object": "text_completion", "created": self.created}
@@ -97,7 +97,7 @@ class CompletionAnswer(Answer):
             "prompt_tokens_details": {"cached_tokens": self.reused},
         }
 
-    def _told(self, found: list[LogProbs], offsets: list[int]) -> dict[str, Any]:
+    def _as_json(self, found: list[LogProbs], offsets: list[int]) -> dict[str, Any]:
         return {
             "tokens": [self._name(one.token) for one in found],
             "token_logprobs": [one.log_prob for one in found],
@@ -106,19 +106,19 @@ class CompletionAnswer(Answer):
         }
 
     def _offset(self, token: int) -> int:
-        """Where the text of the next token begins, after a half character that it does not end."""
+        """Where the text of the next token begins, after any incomplete character before it."""
         before = self._decoded
         self._decoded += len(self._decoder.push(token))
         return max(before, self._decoded - len(self._tokenizer.decode([token])))
 
     def _name(self, token: int) -> str:
-        """The text of a token; of one that is no text alone, its number."""
+        """The text of a token, or its number if the text cannot be printed."""
         text = self._tokenizer.decode([token])
         return text if text.isprintable() or text.isspace() else f"<{token}>"
 
 
 class ResponseAnswer(Answer):
-    """An answer of ``/v1/responses``, whose id leads to the state after it."""
+    """An answer of ``/v1/responses``, whose id identifies the state after it."""
 
     def __init__(self, model: str, given: ResponseRequest) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class ResponseAnswer(Answer):
         self.name, self._id = secrets.token_bytes(32), ""
 
     def begin(self) -> list[Event]:
-        """The response begins, with an id that is known before its text is."""
+        """The first events, with an id that is chosen before the text is known."""
         self._id = response_id(self.name)
         return [
             self._event("response.created", response=self._response("in_progress")),
@@ -192,8 +192,8 @@ class ResponseAnswer(Answer):
             "usage": usage if ended else None,
         }
 
-    def _message(self, text: str, going: bool) -> dict[str, Any]:
-        status, parts = ("in_progress", []) if going else ("completed", [_part(text)])
+    def _message(self, text: str, active: bool) -> dict[str, Any]:
+        status, parts = ("in_progress", []) if active else ("completed", [_part(text)])
         kind = {"type": "message", "role": "assistant"}
         return {"id": self._item, **kind, "status": status, "content": parts}
 

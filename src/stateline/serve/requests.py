@@ -28,14 +28,14 @@ RequestT = TypeVar("RequestT", bound="Request")
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream tells in addition to the text."""
+    """What a stream contains in addition to the text."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
 class Request(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What both kinds of requests have; fields of OpenAI's that change nothing here are neutral.
+    """Fields of both kinds of requests; other fields of OpenAI may have values without effect.
 
     Attributes:
         model: The name of the model.
@@ -44,7 +44,7 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
         top_k: See there.
         repetition_penalty: See there.
         stop: Strings before which the text ends.
-        seed: Seed of the random choices; by default another one each time.
+        seed: Seed of the random choices; by default a random one.
         stream: Whether the text comes in pieces.
         cache_salt: Kept states are shared only with requests of the same salt.
     """
@@ -61,7 +61,7 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
 
     def row_of(self, text: str | Tokens, tokenizer: Tokenizer) -> Row:
-        """The row that continues a text; a kind of request adds the rest."""
+        """The row that continues a text; each kind of request adds its own fields."""
         temperature = 1.0 if self.temperature is None else self.temperature
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -99,10 +99,10 @@ class CompletionRequest(Request, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResponseRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    """A request to ``/v1/responses``: what follows, in a conversation whose state is kept.
+    """A request to ``/v1/responses``: the next turn of a conversation whose state is kept.
 
     Attributes:
-        input: Text; chats have no template here.
+        input: Text or tokens; chats are not supported.
         previous_response_id: The response that this one continues.
         max_output_tokens: Largest number of new tokens.
         store: Whether the state after the response is kept, to be continued.
@@ -148,7 +148,7 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
     """Read a request.
 
     Raises:
-        InputError: If it is no JSON, or not of this kind.
+        InputError: If it is not JSON, or not of this kind.
     """
     try:
         return msgspec.json.decode(body, type=kind)

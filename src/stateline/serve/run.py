@@ -1,4 +1,4 @@
-"""What runs an application: a socket, and a server that ends when the process is told to."""
+"""Running an application: a socket, and a server that ends by a signal to the process."""
 
 import asyncio
 import socket
@@ -9,14 +9,14 @@ from starlette.applications import Starlette
 from stateline.errors import InputError
 
 GRACE = 3
-"""Seconds that texts get at the end; one more is for their clients to be told."""
+"""Seconds that running texts get when the server ends; their answers get one second more."""
 
 IDLE = 75
-"""Seconds until a connection without requests is closed: clients close their end earlier."""
+"""Seconds after which an idle connection is closed; clients usually close it earlier."""
 
 
 class _Server(uvicorn.Server):
-    """Ends the texts that still go on after the grace, so that no client is cut off unanswered."""
+    """Ends the texts that still run after ``GRACE``, so that every client gets an answer."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End; called by uvicorn."""
@@ -29,7 +29,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket at which clients can connect; the port 0 takes a free one.
 
     Raises:
-        InputError: If there can be none.
+        InputError: If the port is out of range or cannot be used.
     """
     if not 0 <= port < 1 << 16:
         raise InputError(f"a port must be from 0 to 65535, got {port}")
@@ -42,7 +42,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def make_server(app: Starlette) -> uvicorn.Server:
-    """A server; ``run(sockets=[...])`` serves until the process is told to end."""
+    """A server; ``run(sockets=[...])`` serves until a signal ends the process."""
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -1,4 +1,4 @@
-"""Clauses: each asks prompts in another way than alone and fresh, and compares the answers."""
+"""Clauses: each asks prompts in one way, and compares with the answers asked alone and fresh."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ TOKENS = 12
 """New tokens of an answer."""
 
 FLOOD = 40, 200
-"""Prompts, and tokens of each, that are asked to drive kept states out of a server's memory."""
+"""Number of prompts, and of tokens in each, that should evict the kept states of a server."""
 
 
 _HALF = "\ufffd"
@@ -31,9 +31,9 @@ class Pair(NamedTuple):
 class Trial:
     """The prompts of a check, and their answers alone and fresh.
 
-    All fresh answers are asked for first. If the server cannot be told to share no kept states, it
-    is flooded with other prompts before anything is asked again. ``borders`` are the lengths of the
-    prefixes that are asked before longer prompts.
+    All fresh answers are asked for first. If no request field turns off the sharing of kept states,
+    the server is flooded with other prompts before anything is asked again. ``borders`` are the
+    lengths of the prefixes that are asked before longer prompts.
     """
 
     def __init__(self, server: Server, prompts: Prompts, borders: Iterable[int]) -> None:
@@ -59,8 +59,8 @@ class Trial:
             self.prefixes.append((length, prefix, longer))
         self.branches: list[tuple[str, list[str]]] = []
         for text in self.texts[1:]:
-            told = text + self.fresh(text).text
-            leaves = [told + prompts.more(6) for _ in range(3)]
+            turn = text + self.fresh(text).text
+            leaves = [turn + prompts.more(6) for _ in range(3)]
             try:
                 self.branches.append((text, leaves))
                 for leaf in leaves:
@@ -140,7 +140,7 @@ class Trial:
                 yield Pair("own answer as prompt", f"{count} tokens", distance(found, rest))
 
     def evicted(self) -> Iterator[Pair]:
-        """Prompts whose states were driven out by others since."""
+        """Prompts whose states other prompts have evicted."""
         self.flood()
         for text in self.texts:
             where = f"{self.fresh(text).prompt_tokens} tokens, after others"
@@ -174,10 +174,10 @@ class Trial:
 def distance(a: Answer, b: Answer) -> float:
     """How far two answers differ.
 
-    With log-probabilities: the largest difference of one in nats, up to the first place where the
-    tokens differ, for what follows there has another past. So two tokens that are almost as likely
-    make a small difference, whichever was taken. Without: 0 or 1, whether the texts differ. Half a
-    character at the end of a text, U+FFFD, does not count: a stream may hold it back.
+    With log-probabilities: their largest difference in nats, up to the first place where the tokens
+    differ, since later tokens have another past. So two tokens that are almost equally likely make
+    a small difference, whichever was chosen. Without log-probabilities: 1 if the texts differ, else
+    0. A trailing U+FFFD, part of a character, does not count: a stream may hold it back.
     """
     same = a.text.rstrip(_HALF) == b.text.rstrip(_HALF)
     if not a.tokens or not b.tokens:
@@ -191,7 +191,7 @@ def distance(a: Answer, b: Answer) -> float:
 
 
 def _gap(token: str, mine: dict[str, float], other: dict[str, float]) -> float:
-    """Difference of a token's log-probability; a bound from below if the other does not tell it."""
+    """Difference of a token's log-probability; a lower bound if the other does not list it."""
     if token in other:
         return abs(mine[token] - other[token])
     return max(0.0, mine[token] - min(other.values()))

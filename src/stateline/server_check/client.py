@@ -80,7 +80,7 @@ class Server:
         self.isolates = bool(self._isolation)
 
     def ask(self, prompt: str, tokens: int, *, fresh: bool = False, stream: bool = False) -> Answer:
-        """The likeliest answer of some tokens; fresh: sharing no kept states, if the server can.
+        """The likeliest answer of some tokens; ``fresh``: share no kept states, if possible.
 
         Raises:
             Refused: If the server refuses the request.
@@ -119,8 +119,8 @@ class Server:
             return urllib.request.urlopen(asked, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             with error:
-                told = error.read(300).decode(errors="replace")
-            raise Refused(f"{error.code} {told}") from error
+                body = error.read(300).decode(errors="replace")
+            raise Refused(f"{error.code} {body}") from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise InputError(
@@ -134,12 +134,12 @@ def _drawn(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(pieces: list[Any]) -> Answer:
-    """The answer in pieces; the last piece has the numbers of tokens."""
+    """Join the pieces of an answer; the last piece has the numbers of tokens."""
     choices = [piece["choices"][0] for piece in pieces if piece["choices"]]
-    told = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
-    tokens = [token for part in told for token in part["tokens"]]
-    chances = [chance for part in told for chance in part["token_logprobs"]]
-    likely = [dict(top) for part in told for top in part["top_logprobs"]]
+    logprobs = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+    tokens = [token for part in logprobs for token in part["tokens"]]
+    chances = [chance for part in logprobs for chance in part["token_logprobs"]]
+    likely = [dict(top) for part in logprobs for top in part["top_logprobs"]]
     for token, chance, top in zip(tokens, chances, likely, strict=True):
         top[token] = chance
     usage = next((piece["usage"] for piece in reversed(pieces) if piece.get("usage")), None)

@@ -12,7 +12,7 @@ _UNITS = (
     list("abcdefgh"),
     [f"{digit} " for digit in range(10)],
 )
-"""Sets of pieces of text. The first set is taken in which each piece is one token."""
+"""Sets of pieces of text. The check uses the first set in which each piece is one token."""
 
 
 class Prompts:
@@ -44,7 +44,7 @@ class Prompts:
             )
 
     def draw(self, tokens: int) -> str:
-        """A prompt of this many tokens, among them those that the server adds."""
+        """A prompt of this many tokens, including tokens that the server adds."""
         return "".join(self._random.choices(self._units, k=max(1, tokens - self._extra)))
 
     def more(self, tokens: int) -> str:

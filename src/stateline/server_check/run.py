@@ -18,7 +18,7 @@ ABOVE_NOISE = 20
 """The limit is this many times the median difference of all pairs."""
 
 PART_OF_EFFECT = 0.25
-"""But at most this part of what another early token changes."""
+"""The limit is at most this part of what another early token changes."""
 
 
 def check_server(
@@ -32,22 +32,22 @@ def check_server(
     """Check that a server gives one answer to a prompt, however it is asked.
 
     The reference is the likeliest answer to a prompt that is asked alone, and fresh: without states
-    that the server keeps. Compared with it are repeated prompts, prompts behind kept prefixes of
+    that the server keeps. It is compared with repeated prompts, prompts after kept prefixes of
     certain lengths, prompts beside others, branches of conversations, answers in pieces, prompts
     after many others, and the beginning of an answer as a part of the prompt.
 
     A difference counts if it is above 20 times the median of all differences, which is the server's
     own noise, but never below 0.001 nats, and always if it is above a quarter of what another early
-    token changes. If the server gives no log-probabilities, texts are compared: a clause is broken
-    if two answers more differ than the share of repeated prompts that differ lets expect.
+    token changes. If the server gives no log-probabilities, texts are compared: a clause may have
+    as many differences as repeated prompts predict, plus one and two standard deviations.
 
     Args:
         url: Address of OpenAI's interface: ``http://127.0.0.1:8000/v1``.
         model: Name of the model; by default the first that the server names.
         key: Key of the server.
-        borders: Lengths of prefixes, in tokens; those that the server refuses are left out.
-        seed: Seed of the prompts. A server that was checked keeps states of them: take another
-            seed for the next check.
+        borders: Lengths of prefixes, in tokens; lengths that the server refuses are left out.
+        seed: Seed of the prompts. The server keeps states of the prompts, so use another seed for
+            the next check.
 
     Raises:
         InputError: If the server cannot be reached, or does not answer as OpenAI's do.
