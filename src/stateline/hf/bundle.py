@@ -15,8 +15,8 @@ CODE = "modeling_stateline.py"
 _SOURCE = Path(__file__).parents[2]
 _ROOTS = ("stateline.hf.config", "stateline.hf.model")
 _LEFT_OUT = re.compile(r"stateline\.(generate|hf|ops\.numba_common|ops\.\w+\.numba_\w+)")
-"""Modules left out of the bundle: convenience imports and numba kernels, for which PyTorch's
-kernels are used."""
+"""Modules left out of the bundle: convenience imports, and numba kernels, which PyTorch's kernels
+replace."""
 
 
 def bundled_code(model: LanguageModel) -> str:

@@ -16,7 +16,7 @@ from stateline.models.language_model import LanguageModel, LanguageModelState
 class StatelineCache:
     """One state for all rows of a batch, under the name ``past_key_values``.
 
-    It has the attributes that ``generate`` asks of a cache. A recurrent state cannot be cut back,
+    It has the attributes that ``generate`` expects of a cache. A recurrent state cannot be cropped,
     so for assisted decoding the cache keeps an earlier state and the tokens read since then, and
     reads the remaining tokens again.
 

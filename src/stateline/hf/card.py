@@ -1,4 +1,4 @@
-"""The model card of an exported model: what it is made of, what it costs, what it scored."""
+"""The model card of an exported model: its layers, the size of its state, its scores."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -14,8 +14,8 @@ _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 class StatelineConfig(PreTrainedConfig):
     """The settings of a :class:`~stateline.ModelConfig`, and what transformers adds to them.
 
-    One ``config.json`` serves both libraries: it holds the settings under the same names, and all
-    of them, also settings with default values.
+    One ``config.json`` serves both libraries: it holds all settings under the same names, including
+    default values.
     """
 
     model_type = "stateline"

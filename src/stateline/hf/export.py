@@ -1,4 +1,4 @@
-"""Writing a run as a folder of transformers."""
+"""Writing a run as a folder for transformers."""
 
 import re
 from pathlib import Path
@@ -37,15 +37,15 @@ def export(
     remote_code: bool = False,
     self_contained: bool = False,
 ) -> list[str]:
-    """Write a run's model, tokenizer and model card as a folder of transformers.
+    """Write a run's model, tokenizer and model card as a folder for transformers.
 
-    The folder appears whole or not at all. Our own commands read it, too.
+    The folder appears whole or not at all. Stateline's own commands also read it.
 
     Args:
         run: Folder of a language model, a run or a checkpoint.
         folder: Folder to write, which must not exist.
         dtype: Precision of the weights; by default that in which they were saved.
-        max_shard_size: Largest file of weights, as 500MB.
+        max_shard_size: Largest file of weights, such as 500MB.
         remote_code: Add a file with which ``trust_remote_code=True`` finds the classes, for
             programs that cannot import :mod:`stateline.hf` first. The package must still be
             installed.
@@ -56,8 +56,8 @@ def export(
         The names of the files.
 
     Raises:
-        InputError: If the run cannot be read, the folder exists or cannot be written, the
-            size is none, or a model with layers of your own shall be self-contained.
+        InputError: If the run cannot be read, the folder exists or cannot be written,
+            ``max_shard_size`` is malformed, or a self-contained model has layers of your own.
     """
     run, folder = user_path(run, "model"), user_path(folder, "folder to write")
     if folder.exists():

@@ -36,9 +36,8 @@ _REFUSED = {
 class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
     """A :class:`~stateline.LanguageModel` behind the interface of transformers.
 
-    Rows may be padded on either side: padding is moved out of the way before layers see a row, so
-    every row gets exactly what it would get alone. ``past_key_values`` is a
-    :class:`StatelineCache`.
+    Rows may be padded on either side: no layer reads padding before a token, so every row gets
+    exactly what it would get alone. ``past_key_values`` is a :class:`StatelineCache`.
     """
 
     config_class = StatelineConfig
@@ -56,7 +55,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         self._keep_in_fp32_modules_strict = float32_parameters(self)
         self.post_init()
 
-    def forward(  # noqa: PLR0913 (Trainer drops columns that are no arguments by name)
+    def forward(  # noqa: PLR0913 (Trainer drops columns that are not named arguments)
         self,
         input_ids: Int[Tensor, "batch length"] | None = None,
         attention_mask: Tensor | None = None,
@@ -82,13 +81,13 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: Compute logits of this many last positions only, 0 for all; or the
                 positions to keep.
             return_dict: ``False`` for a tuple.
-            position_ids: For rows that hold several texts, positions that begin anew at each: each
-                text is read as if it stood alone, and its first token has no prediction. For rows
-                of one text they say nothing new; with padding they count its tokens alone.
-            seq_idx: The same as the number of each token's text.
-            cu_seq_lens_q: The same as the borders of the texts of one row.
-            **kwargs: ``num_items_in_batch`` for the loss. What would change the result, as
-                ``inputs_embeds``, is refused; the rest is ignored.
+            position_ids: For packed rows, positions that start from 0 in each text: each text is
+                read as if it were alone, and its first token has no prediction. For rows of one
+                text they are redundant; with padding they count only its tokens.
+            seq_idx: Marks the texts of packed rows by the number of each token's text.
+            cu_seq_lens_q: Marks the texts of one packed row by their borders.
+            **kwargs: ``num_items_in_batch`` for the loss. Arguments that would change the result,
+                such as ``inputs_embeds``, are refused; all others are ignored.
 
         Raises:
             InputError: If something that is not supported is asked for.
@@ -121,7 +120,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         return output.to_tuple() if return_dict is False else output
 
     def _tokens(self, input_ids: Tensor) -> Tensor:
-        """The tokens; a padding token outside of the vocabulary is replaced, its logits unused."""
+        """The tokens; padding tokens outside the vocabulary become 0, their logits are unused."""
         for pad in {self.config.pad_token_id, self.generation_config.pad_token_id} - {None}:
             if pad >= self.config.vocab_size:
                 input_ids = input_ids.masked_fill(input_ids == pad, 0)
@@ -176,8 +175,8 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
     def initialize_weights(self) -> None:
         """Fill what a file does not hold, after ``from_pretrained`` built the model on meta.
 
-        These are buffers that are not saved, and missing parameters. A model that is built with
-        memory already has the initial values of this library, and keeps them.
+        These are buffers that are not saved, and missing parameters. A model that was not built on
+        meta already has the initial values of this library, and keeps them.
         """
         tensors = dict([*self.model.named_parameters(), *self.model.named_buffers()])
         missing = [
@@ -235,7 +234,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model.stack.checkpoints_activations
 
     def _prepare_position_ids_for_generation(self, *_: Any) -> None:
-        """None: positions are part of the state, and padding is told by ``attention_mask``."""
+        """None: positions are part of the state, and ``attention_mask`` marks padding."""
 
     def init_continuous_batching(self, *_: Any, **__: Any) -> None:
         """Refused.

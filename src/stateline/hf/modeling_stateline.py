@@ -2,7 +2,7 @@
 
 The package stateline need not be installed: the sources that the model needs follow below as
 comments, each file after its name and its SHA-256. Where the package is installed, it is used
-instead. Needed are torch, transformers, safetensors, numpy and jaxtyping.
+instead. The code needs torch, transformers, safetensors, numpy and jaxtyping.
 
 Stateline is under the Apache License, Version 2.0.
 """
@@ -39,7 +39,7 @@ class _Sources(MetaPathFinder, InspectLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where a module is: here, or not."""
+        """The specification of a module that is below; ``None`` for any other."""
         del path, target
         if fullname not in self.sources:
             return None
@@ -50,7 +50,7 @@ class _Sources(MetaPathFinder, InspectLoader):
         return self.sources[fullname]
 
     def is_package(self, fullname: str) -> bool:
-        """Whether a module has modules inside."""
+        """Whether a module is a package."""
         return fullname in self.packages
 
 

@@ -1,4 +1,4 @@
-"""Where texts begin in packed rows, in the three ways in which transformers says it."""
+"""Where texts begin in packed rows, from the three arguments that transformers has for it."""
 
 import torch
 from jaxtyping import Bool, Int
@@ -20,14 +20,14 @@ def text_starts(
 
     Args:
         ids: Tokens.
-        mask: Where they are no padding; ``None`` if nowhere.
-        positions: The ``position_ids``, which begin anew at each text.
+        mask: True at tokens, False at padding; ``None`` if there is no padding.
+        positions: The ``position_ids``, which start from 0 in each text.
         numbers: The ``seq_idx``: the number of each token's text.
         borders: The ``cu_seq_lens_q``: the borders of the texts of one row.
         fresh: Nothing was read before, so a text begins with the row.
 
     Returns:
-        True where a text begins; ``None`` if no argument says so.
+        True where a text begins; ``None`` if no argument marks a text.
 
     Raises:
         InputError: If an argument has another shape or order, or packed rows have padding.
@@ -39,12 +39,12 @@ def text_starts(
                 f"{tuple(value.shape)}"
             )
     found = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
-    if positions is not None and not _are_of_one_text(positions, mask, fresh):
-        found |= _where_positions_begin(positions, fresh)
+    if positions is not None and not _count_one_text(positions, mask, fresh):
+        found |= _starts_from_positions(positions, fresh)
     if numbers is not None:
         found[:, 1:] |= numbers[:, 1:] != numbers[:, :-1]
     if borders is not None:
-        found |= _behind_borders(borders, ids)
+        found |= _starts_from_borders(borders, ids)
     if not bool(found.any()):
         return None
     if mask is not None:
@@ -54,8 +54,8 @@ def text_starts(
     return found
 
 
-def _are_of_one_text(positions: Tensor, mask: Tensor | None, fresh: bool) -> bool:
-    """Whether positions count the tokens of one padded text per row, and pass over padding."""
+def _count_one_text(positions: Tensor, mask: Tensor | None, fresh: bool) -> bool:
+    """Whether positions count the tokens of one padded text per row, without the padding."""
     if mask is None:
         return False
     before = positions - mask.cumsum(dim=1)
@@ -64,7 +64,7 @@ def _are_of_one_text(positions: Tensor, mask: Tensor | None, fresh: bool) -> boo
     return bool(((before == wanted) | ~mask).all())
 
 
-def _where_positions_begin(positions: Tensor, fresh: bool) -> Bool[Tensor, "rows length"]:
+def _starts_from_positions(positions: Tensor, fresh: bool) -> Bool[Tensor, "rows length"]:
     begins = positions == 0
     follows = positions[:, 1:] == positions[:, :-1] + 1
     if not bool((begins[:, 1:] | follows).all()) or (fresh and not bool(begins[:, :1].all())):
@@ -75,7 +75,7 @@ def _where_positions_begin(positions: Tensor, fresh: bool) -> Bool[Tensor, "rows
     return begins
 
 
-def _behind_borders(borders: Tensor, ids: Tensor) -> Bool[Tensor, "row length"]:
+def _starts_from_borders(borders: Tensor, ids: Tensor) -> Bool[Tensor, "row length"]:
     rises = bool((borders.diff(prepend=borders.new_zeros(1)) >= 0).all())
     if len(ids) != 1 or not rises or int(borders[-1]) != ids.shape[1]:
         raise InputError(
@@ -83,5 +83,5 @@ def _behind_borders(borders: Tensor, ids: Tensor) -> Bool[Tensor, "row length"]:
             f"{borders.tolist()} and input_ids of shape {tuple(ids.shape)}"
         )
     begins = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
-    begins[0, borders[borders < ids.shape[1]].long()] = True  # not a text without tokens at the end
+    begins[0, borders[borders < ids.shape[1]].long()] = True  # no text begins at the end of the row
     return begins

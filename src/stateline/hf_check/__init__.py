@@ -47,11 +47,11 @@ def check_model(
 ) -> ModelReport:
     """Check that a causal language model of ``transformers`` gives the same logits in every call.
 
-    The reference is one ``forward`` over the whole text without a cache. Compared with it are
+    The reference is one ``forward`` over the whole text without a cache. It is compared with
     single steps, continuation by several tokens, odd chunks, left padding, ragged rows, single
     rows, copies of a cache, beam reordering, rollback, the tokens of ``generate``, and packed rows.
-    Two ways of calling are checked: with the arguments that ``generate`` prepares, and plainly with
-    tokens, cache and mask; packed rows, as trainers pass them.
+    Each call is checked in two ways: with the arguments that ``generate`` prepares, and plainly
+    with tokens, cache and mask. Packed rows are checked as trainers pass them.
 
     Args:
         model: A ``PreTrainedModel`` with a language modelling head; it is copied, not changed.
@@ -66,7 +66,7 @@ def check_model(
 
     Raises:
         InputError: If the text is too short, there is no limit for the dtype, or the model cannot
-            read a whole text in one call, with which the others are compared.
+            read a whole text in one call, which is the reference.
     """
     if dtype not in LIMITS or length < 24:
         raise InputError(
@@ -83,7 +83,7 @@ def check_model(
 
 
 def padding_error(model: Any) -> float:
-    """Relative error that a padded batch makes, read in single steps in the model's precision.
+    """Relative error of a padded batch that is read in single steps, in the model's precision.
 
     The model is called as ``generate`` calls it; it is neither copied nor changed.
     """
@@ -93,7 +93,7 @@ def padding_error(model: Any) -> float:
 
 
 def steps_error(model: Any) -> float:
-    """Relative error that a batch of rows of one length makes, otherwise like padding_error."""
+    """As :func:`padding_error`, for a batch of rows of one length."""
     with torch.no_grad():
         trial = _trial(model)
         return max(trial.pieces(trial.steps), trial.rows_alone())
@@ -117,7 +117,7 @@ def _exact(model: Any, dtype: torch.dtype) -> Any:
 
 
 def _control(trial: Trial, name: str) -> float:
-    """The effect of the past on the reference, which must be there before any call is judged."""
+    """The effect of the past on the reference, without which no call can be judged."""
     try:
         return trial.effect_of_the_past()
     except Exception as reason:

@@ -91,13 +91,13 @@ class Trial:
         return relative(self.subject.whole(other)[:, : self.half], self.wanted[:, : self.half])
 
     def copied_cache(self) -> float:
-        """A deep copy of a cache, used after the original went on with another text."""
+        """A deep copy of a cache, used after the original has read another text."""
         _, cache = self.subject.run(self.ids, [self.half])
         kept = copy.deepcopy(cache)
         self.subject.run(self._other(self.ids, 3), self.rest, cache, start=self.half)
         return self._rest(self.ids, kept)
 
-    def turned_rows(self) -> float:
+    def reordered_rows(self) -> float:
         """Rows of a cache reordered, as beam search does."""
         _, cache = self.subject.run(self.ids, [self.half])
         rows = torch.arange(len(self.ids), device=self.ids.device).flip(0)
@@ -122,8 +122,8 @@ class Trial:
         """Three texts in one row, as trainers pass them: each must be read as if it stood alone.
 
         Args:
-            borders: Besides positions, which begin anew, the call has ``cu_seq_lens_q``,
-                ``cu_seq_lens_k``, their largest lengths and ``seq_idx``.
+            borders: Pass not only positions, but also ``cu_seq_lens_q``, ``cu_seq_lens_k``, their
+                largest lengths and ``seq_idx``.
         """
         texts = [self.ids[:1, :13], self.ids[1:, : self.half], self.ids[:1, 13:]]
         lengths = torch.tensor([text.shape[1] for text in texts], device=self.ids.device)
@@ -137,7 +137,7 @@ class Trial:
             given["seq_idx"] = number.repeat_interleave(lengths)[None]
         try:
             logits = self.subject.whole(torch.cat(texts, dim=1), **given)
-        except Exception as reason:  # a refusal, which nobody takes for logits
+        except Exception as reason:  # a refusal, which gives no wrong logits
             raise NotOffered(one_line(reason)[:120]) from reason
         parts = logits.split(lengths.tolist(), dim=1)
         pairs = zip(parts, texts, strict=True)
@@ -153,7 +153,7 @@ class Trial:
         return _wrong_tokens(with_cache, without)
 
     def generated_padded(self) -> float:
-        """Tokens of ``generate`` that differ in a padded batch and alone."""
+        """Tokens of ``generate`` that differ between a padded batch and a single row."""
         ids, mask = self._ragged(self.ids[:, : self.half])
         alone = self.ids[:1, PADDING : self.half]
         found = self._generate(ids, mask)[:1, self.half :]
@@ -221,7 +221,7 @@ CLAUSES = (
     Clause("padding", "ragged rows, then steps", Trial.ragged_steps, plain=True),
     Clause("padding", "generate in a padded batch", Trial.generated_padded),
     Clause("copies", "a copied cache is independent", Trial.copied_cache),
-    Clause("beams", "reordered rows", Trial.turned_rows),
+    Clause("beams", "reordered rows", Trial.reordered_rows),
     Clause("beams", "generate with 3 beams", lambda t: t.generated(num_beams=3)),
     Clause("rollback", "3 tokens taken back", Trial.rollback),
     Clause("packed", "packed: positions alone", Trial.packed, training=True),

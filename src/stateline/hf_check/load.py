@@ -10,7 +10,7 @@ from stateline.errors import InputError, needed
 from stateline.files import user_path
 
 HUGGING_FACE = "hf:"
-"""Before a folder: read it with the package transformers."""
+"""Prefix of a folder that the package transformers reads."""
 
 
 def transformers_package() -> Any:
@@ -35,14 +35,14 @@ def load_hugging_face(
 
     Args:
         folder: Folder that ``save_pretrained`` wrote.
-        device: Where its weights shall be.
-        dtype: Their precision; by default that in which they were saved.
+        device: Device of the weights.
+        dtype: Precision of the weights; by default that in which they were saved.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        InputError: If the package is missing, or the folder cannot be read by it.
+        InputError: If the package is missing, or cannot read the folder.
     """
     path = user_path(folder, "model")
     if not (path / "config.json").is_file():

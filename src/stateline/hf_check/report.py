@@ -62,7 +62,7 @@ class ModelReport:
 
     @property
     def generate_ok(self) -> bool:
-        """As ``ok``, for calls as ``generate`` makes them alone."""
+        """As ``ok``, but only for calls as ``generate`` makes them."""
         return self.conclusive and not any(found.mode == "generate" for found in self.wrong())
 
     def wrong(self) -> list[ModelFinding]:

@@ -25,8 +25,8 @@ class Subject:
 
     Args:
         model: A causal language model of ``transformers``, in evaluation mode.
-        plain: Give ``forward`` tokens, cache and mask alone, instead of what the model's own
-            ``prepare_inputs_for_generation`` makes of them.
+        plain: Call ``forward`` only with tokens, cache and mask, instead of the arguments that the
+            model's own ``prepare_inputs_for_generation`` returns.
     """
 
     def __init__(self, model: Any, *, plain: bool = False) -> None:
