@@ -99,7 +99,7 @@ class Chart(NamedTuple):
         """The chart as an object of Altair, to be shown in a notebook or changed.
 
         Args:
-            alone: With title, legend and a white background, which a page has of its own.
+            alone: Whether to add a title, a legend and a white background; a page has its own.
         """
         drawn = (
             alt.layer(*self.layers, data=alt.InlineData(values=self.rows))

@@ -1,8 +1,8 @@
 """Drawing by Vega, in a process of its own.
 
 vl-convert, which runs Vega in V8, ends its process where it may not reserve address space, as under
-the limits that batch systems set (``ulimit -v``). This file is the process too: it imports nothing
-else of the library.
+the limits that batch systems set (``ulimit -v``). That process runs this file, which imports
+nothing else of the library.
 """
 
 import base64

@@ -17,13 +17,13 @@ from stateline.errors import InputError
 from stateline.files import write_atomically
 
 SCALE = 300 / 72
-"""Pixels of a PNG for each of the chart: 300 dots per inch in print."""
+"""Pixels of a PNG for each pixel of the chart: 300 dots per inch in print."""
 
 _COLUMNS = ("model", "x", "y", "low", "high", "values")
 
 
 def pictures(specs: Iterable[dict[str, Any]]) -> list[str]:
-    """Vega-Lite specifications as SVG documents; the same one gives the same text.
+    """Vega-Lite specifications as SVG documents; equal specifications give equal texts.
 
     Raises:
         CannotDrawError: If nothing can be drawn here.
@@ -32,13 +32,13 @@ def pictures(specs: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _numbered(text: str) -> str:
-    """An SVG document whose ids are counted in it alone, not over all pictures."""
+    """Renumber the ids of an SVG document, so that they do not depend on other pictures."""
     ids = list(dict.fromkeys(re.findall(r'id="(clip\d+)"', text)))
     return re.sub(r'(id="|#)(clip\d+)', lambda m: f"{m[1]}clip-{ids.index(m[2])}", text)
 
 
 def table(chart: Chart) -> str:
-    """The data of a chart as CSV, with the titles of its axes as headings."""
+    """The data of a chart as CSV: models, places, ends of the spread, and numbers of values."""
     text = io.StringIO()
     columns = [name for name in _COLUMNS if any(name in row for row in chart.rows)]
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")

@@ -14,7 +14,7 @@ MARK = 6.0
 """Pixels from the middle of a mark to its edge."""
 
 LONGEST = 150
-"""Pixels at which longer names are cut."""
+"""Largest width of a name in pixels; longer names are cut."""
 
 ABOVE = 12
 """Pixels above the area of a chart that names may use."""
@@ -51,8 +51,8 @@ class Place(NamedTuple):
     Attributes:
         dx: Pixels from the mark to the left end, the middle or the right end of the name.
         dy: Pixels from the mark to the middle of the name's height.
-        align: Which of the three ``dx`` leads to.
-        box: What the name covers at most.
+        align: Which of these three ends at ``dx``.
+        box: The largest area that the name covers.
     """
 
     dx: float
@@ -74,13 +74,13 @@ def place_names(
 ) -> list[Place | None]:
     """A place for each name beside its mark; ``None`` where every place is covered.
 
-    A name covers no other name and no mark. Among the places that are left it has the one that the
-    fewest lines cross, and of these the nearest.
+    A name covers no other name and no mark. Of the remaining places, it gets the one that the
+    fewest lines cross, and among equals the nearest.
 
     Args:
         names: Texts, each with the place of its mark in pixels.
         marks: What all marks of the chart cover.
-        lines: Lines that names had better not cross.
+        lines: Lines that names should not cross.
         size: Width and height of the chart's area.
     """
     taken = list(marks)
@@ -101,7 +101,7 @@ def place_names(
 
 
 def spread_out(heights: Sequence[float]) -> list[float]:
-    """Heights in pixels, moved down so far that lines of text at them do not overlap.
+    """Heights in pixels, moved down until lines of text at these heights do not overlap.
 
     Example:
         >>> spread_out([10.0, 50.0, 12.0])

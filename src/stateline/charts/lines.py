@@ -13,7 +13,7 @@ from stateline.charts.chart import Axis, Chart, Row, by_model, numbers, opacity,
 from stateline.charts.labels import LONGEST, spread_out
 from stateline.charts.style import HEIGHT, INK, Model
 
-WIDEST_GAP = 0.5
+OUTLIER_GAP = 0.5
 """Smallest gap, as a share of the range of all values, that separates outliers."""
 
 MOST_OUTLIERS = 0.25
@@ -96,7 +96,7 @@ def line_chart(
 
 
 def limits(values: Sequence[float]) -> tuple[float, float] | None:
-    """The ends of an axis that far outliers do not squash; ``None`` if there are no such outliers.
+    """The ends of an axis that leaves far outliers out; ``None`` if there are no such outliers.
 
     Outliers are the few values beyond a gap that is wider than the range of all others.
 
@@ -108,7 +108,7 @@ def limits(values: Sequence[float]) -> tuple[float, float] | None:
     """
     ordered = sorted(values)
     gaps = [high - low for low, high in pairwise(ordered)]
-    if len(ordered) < 8 or max(gaps) <= WIDEST_GAP * (ordered[-1] - ordered[0]):
+    if len(ordered) < 8 or max(gaps) <= OUTLIER_GAP * (ordered[-1] - ordered[0]):
         return None
     below, above = ordered[: gaps.index(max(gaps)) + 1], ordered[gaps.index(max(gaps)) + 1 :]
     inside, outliers = (below, above) if len(above) <= len(below) else (above, below)
@@ -124,7 +124,7 @@ def _within(value: float, domain: tuple[float, float] | None) -> bool:
 
 
 def _rows(line: Line, above: Sequence[Line]) -> list[Row]:
-    """The rows of a line; one that others cover is wider, so that it shows."""
+    """The rows of a line; a line that others cover is wider, so that it stays visible."""
     beneath = sum(_coincide(line, other) for other in above)
     rows = []
     for point in line.points:
@@ -177,7 +177,7 @@ def _marks(
     axes: tuple[Axis, Axis],
     spread: tuple[str, str],
 ) -> list[alt.Chart]:
-    """Marks, and the larger areas around them that the pointer finds."""
+    """Marks, and larger areas around them that react to the pointer."""
     x, y = axes
     found = {"x": x.title, "y": y.title}
     if _spread(rows):
@@ -230,7 +230,7 @@ def _levels(levels: Sequence[Level], axes: tuple[Axis, Axis]) -> list[alt.Chart]
 
 
 def length_ticks(lengths: Sequence[float]) -> dict[float, str]:
-    """Ticks of a logarithmic axis at the given lengths that fit, the largest first.
+    """Ticks of a logarithmic axis at the lengths that leave enough space, the largest first.
 
     Example:
         >>> length_ticks([256, 300, 1024])

@@ -41,7 +41,7 @@ def front(spots: Sequence[Spot], *, less_cost: bool, more_score: bool) -> list[S
 
     Args:
         spots: Where the models are.
-        less_cost: True if less of the cost is better, as of bytes; false as of speed.
+        less_cost: True if less of the cost is better, as for bytes; false for speed.
         more_score: True if a higher score is better.
     """
 
@@ -79,7 +79,7 @@ def trade_off_chart(
         title: What is plotted against what.
         notes: How to read it, in sentences.
         spots: Where the models are.
-        best: Those on the front, by cost.
+        best: The models on the front, by cost.
         axes: Of the cost and of the score.
         less_cost: True if less of the cost is better.
     """

@@ -1,8 +1,8 @@
 """How charts look: a colour and a shape for each model, and the same axes everywhere.
 
-Colours are for the light page. A page replaces them by its own: each colour of a chart stands
-as it is in the chart's SVG, so a rule of the style sheet for it serves the light and the dark
-scheme (:data:`VARIABLES`).
+The colours are for a light page. A page replaces them by CSS variables (:data:`VARIABLES`): each
+colour appears unchanged in a chart's SVG, so one rule of the style sheet for each colour is enough
+for the light and the dark scheme.
 """
 
 from collections.abc import Sequence

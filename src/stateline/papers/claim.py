@@ -1,14 +1,14 @@
-"""A claim of a paper as inequalities between recorded figures, and the verdict that follows.
+"""A claim of a paper as inequalities between recorded values, and the verdict that follows.
 
-A :class:`Statement` says that a figure is above or below another one, or a number. It is judged by
+A :class:`Statement` says that a value is above or below another one, or a number. It is judged by
 Welch's t-test of the difference of the means over seeds, two-sided, at the error rate of its claim
-divided by the number of its statements (Bonferroni). Figures of one row in two columns come from
+divided by the number of its statements (Bonferroni). Values of one row in two columns come from
 the same runs, so the differences of each seed are tested. One seed decides nothing.
 
-A statement may be about the share of seeds that solve a task (``share``). Then the chance is that
-of Barnard's exact test, or against a number that of the exact binomial test.
+A statement may be about the share of seeds that solve a task (``share``). Then Barnard's exact test
+gives the chance, or, against a number, the exact binomial test.
 
-In tables of updates, a seed without a figure has never reached the score. It counts with the number
+In tables of updates, a seed without a value has never reached the score. It counts with the number
 of its updates, which is a lower bound.
 """
 
@@ -25,7 +25,7 @@ from stateline.papers.show import cell, number, share
 from stateline.runs.verdict import barnard, two_sided
 
 RATE = 0.05
-"""Probability that a claim of equal models has a statement that is decided."""
+"""Probability that any statement of a claim is decided if all compared values are equal."""
 
 Outcome = Literal["holds", "opposite", "undecided"]
 
@@ -35,18 +35,18 @@ Verdict = Literal["reproduced", "in part", "contradicted", "no power"]
 class Statement(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A figure against another: ``of`` is above (or below) ``times`` x the other ``+ by``.
+    """A value against another: ``of`` is above (or below) ``times`` x the other ``+ by``.
 
     Attributes:
         of: Name of a row.
         above: Name of the row that it is above, or a number; one of ``above`` and ``below``.
         below: The same if it is below.
-        column: Heading of the figure's column; by default the first.
-        against: Heading of the other figure's column; by default the same.
-        times: Factor of the other figure.
-        by: What is added to it.
+        column: Heading of the value's column; by default the first.
+        against: Heading of the other value's column; by default the same.
+        times: Factor of the other value.
+        by: Number that is added to the product.
         share: Compare the shares of seeds that have solved the task, from 0 to 1, instead of the
-            figures; the record says for the column what counts as solved.
+            values; the record says for the column what counts as solved.
     """
 
     of: str
@@ -88,7 +88,7 @@ class Judged(NamedTuple):
     """A statement with its outcome.
 
     Attributes:
-        words: The inequality with both figures.
+        words: The inequality with both values.
         outcome: Whether it holds, its opposite holds, or the seeds do not decide.
         chance: Probability of such a difference, or a larger one, between equal models.
     """
@@ -118,13 +118,13 @@ def judge(statement: Statement, record: TableRecord, rate: float = RATE) -> Judg
     Raises:
         InputError: If the record has no row or column of a name.
     """
-    first = _Figures.of(record, statement.of, statement.column, shares=statement.share)
+    first = _Values.of(record, statement.of, statement.column, shares=statement.share)
     sign = 1.0 if statement.below is None else -1.0
     heading = statement.against or statement.column
     second = None
     told = number(statement.other) if isinstance(statement.other, float) else ""
     if isinstance(statement.other, str):
-        second = _Figures.of(record, statement.other, heading, shares=statement.share)
+        second = _Values.of(record, statement.other, heading, shares=statement.share)
         told = f"{statement.other} ({second.words})"
         told = told if statement.times == 1 else f"{number(statement.times)} x {told}"
     if statement.by:
@@ -135,7 +135,7 @@ def judge(statement: Statement, record: TableRecord, rate: float = RATE) -> Judg
         outcome = "holds" if sign * difference > 0 else "opposite"
     smaller = first if difference < 0 else second
     if smaller is not None and not smaller.reached:
-        outcome = "undecided"  # the smaller figure is a lower bound only
+        outcome = "undecided"  # the smaller value is only a lower bound
     side = "above" if sign > 0 else "below"
     place = statement.column or record.columns[0]
     place = f"share of seeds that solve, {place}" if statement.share else place
@@ -148,11 +148,11 @@ def judge(statement: Statement, record: TableRecord, rate: float = RATE) -> Judg
 def verdict(judged: Sequence[Judged], lacks: Sequence[str] = ()) -> Verdict:
     """The verdict on a claim; its first statement is its headline.
 
-    - contradicted: the opposite of the headline holds, or that of another statement while none
-      holds;
+    - contradicted: the opposite of the headline holds, or no statement holds and the opposite of
+      some statement does;
     - no power: otherwise, if the headline is not decided;
     - reproduced: all statements hold, and the record lacks no part of the claim;
-    - in part: the headline holds, and not all of the others, or a part was not measured.
+    - in part: the headline holds, but not all of the others, or a part was not measured.
 
     Args:
         judged: The statements of the claim.
@@ -166,10 +166,10 @@ def verdict(judged: Sequence[Judged], lacks: Sequence[str] = ()) -> Verdict:
     return "in part" if lacks or {*outcomes} != {"holds"} else "reproduced"
 
 
-class _Figures(NamedTuple):
-    """The figures of a row over its seeds, or for each whether it has solved the task (0 or 1).
+class _Values(NamedTuple):
+    """The value of each seed of a row, or whether the seed has solved the task (0 or 1).
 
-    ``reached`` says that none is a lower bound.
+    ``reached`` is true if no value is a lower bound.
     """
 
     values: list[float]
@@ -177,7 +177,7 @@ class _Figures(NamedTuple):
     words: str
 
     @classmethod
-    def of(cls, record: TableRecord, name: str, heading: str, *, shares: bool) -> "_Figures":
+    def of(cls, record: TableRecord, name: str, heading: str, *, shares: bool) -> "_Values":
         rows = {row.name: row for row in record.rows}
         heading = heading or record.columns[0]
         if name not in rows or heading not in record.columns:
@@ -198,7 +198,7 @@ class _Figures(NamedTuple):
 def _compare(
     statement: Statement, first: Sequence[float], second: Sequence[float] | None
 ) -> tuple[float, float]:
-    """How far the figures are above the others on average, and the chance of that."""
+    """The mean difference of the values, and its chance if it were zero."""
     if statement.share:
         return _test_shares(first, float(statement.other) if second is None else second)
     if second is None:
@@ -222,7 +222,7 @@ def _test_shares(first: Sequence[float], second: Sequence[float] | float) -> tup
 def _test(*samples: Sequence[float]) -> tuple[float, float]:
     """The mean of a sample, or the difference of two means, and its chance if it were zero.
 
-    The chance is 1 where nothing is known: a sample of one seed, or one that lacks a figure.
+    The chance is 1 where nothing is known: for a sample of one seed, or one that lacks a value.
     """
     difference = fmean(samples[0]) - sum(map(fmean, samples[1:]))
     if min(map(len, samples)) < 2 or not math.isfinite(difference):

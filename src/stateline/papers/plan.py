@@ -91,7 +91,7 @@ def resolve(row: Row, table: Table, size: Size, recipes: Path) -> tuple[Recipe, 
 
 
 def _merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings over each other, the later over the earlier, also inside mappings."""
+    """Merged settings; later ones override earlier ones, also inside nested mappings."""
     found: dict[str, Any] = {}
     for given in settings:
         for name, value in given.items():
@@ -101,7 +101,7 @@ def _merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_data(task: str, data: str) -> str:
-    """A task whose data are looked for in another folder than ``data``.
+    """A task that reads its data from another folder than ``data``.
 
     Example:
         >>> with_data("tokens(path=data/books, length=64)", "/mnt")

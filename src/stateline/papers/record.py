@@ -1,4 +1,4 @@
-"""The result of a table: every figure of every seed, with the paper's figures."""
+"""The result of a table: every value of every seed, with the paper's values."""
 
 import statistics
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ FILE = "table.json"
 
 
 class Spread(NamedTuple):
-    """The mean of some figures, and their standard deviation (0 of a single one)."""
+    """The mean of some values, and their standard deviation (0 for a single value)."""
 
     mean: float
     deviation: float
@@ -33,9 +33,9 @@ class RecordedRow(Record, frozen=True, kw_only=True):
     Attributes:
         label: Its name.
         seeds: The seeds of its runs.
-        values: By column, a figure per seed; ``None`` where there is none: the training diverged,
-            or the score was never reached.
-        paper: By column, the paper's figure; ``None`` where it gives none.
+        values: By column, a value per seed; ``None`` where the training diverged, or the score was
+            never reached.
+        paper: By column, the paper's value; ``None`` where it gives none.
         x: The row's position on the x axis of a figure.
         parameters: Parameters of the model; ``None`` if not recorded.
         updates: Updates of the longest run.
@@ -57,7 +57,7 @@ class RecordedRow(Record, frozen=True, kw_only=True):
         return row_name(self.label, self.x)
 
     def spread(self, column: int) -> Spread | None:
-        """Mean and deviation over the seeds; ``None`` unless every seed has a figure."""
+        """Mean and deviation over the seeds; ``None`` unless every seed has a value."""
         found = [value for value in self.values[column] if value is not None]
         if not found or len(found) < len(self.seeds):
             return None
@@ -68,7 +68,7 @@ class TableRecord(Record, frozen=True, kw_only=True):
     """A table that was run.
 
     Attributes:
-        table: Its name, ``PAPER/NAME``; empty if other commands made it than ``reproduce``.
+        table: Its name, ``PAPER/NAME``; empty if ``reproduce`` did not make it.
         size: ``laptop`` or ``paper``.
         command: How to run it again; several commands if the rows were run by several.
         created: The day of the last run, ISO 8601.
@@ -77,8 +77,8 @@ class TableRecord(Record, frozen=True, kw_only=True):
             older runs without one.
         columns: Headings.
         rows: The rows that are complete.
-        solved: By heading, the figure from which a seed has solved the task, where some seeds do
-            and others do not.
+        solved: By heading, the least value with which a seed has solved the task, where some seeds
+            do and others do not.
         note: What differs from what the command does today.
         format: :data:`FORMAT`.
     """
@@ -105,7 +105,7 @@ class TableRecord(Record, frozen=True, kw_only=True):
 
 
 def measure(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
-    """The figure of a run in a column; ``None`` if there is none.
+    """The value of a run in a column; ``None`` if there is none.
 
     Raises:
         InputError: If the task has no score of that name.
@@ -169,17 +169,17 @@ def record_table(name: str, table: Table, size: Size, results: Results) -> Table
 
 
 def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
-    """A record with newer rows, each in place of the row of its name, or with its seeds added.
+    """A record with newer rows: each replaces the row of its name, or adds its seeds to that row.
 
-    Seeds are added if the recorded row has none of them, and the same model and training.
+    Seeds are added if the recorded row has none of them, and as many parameters and updates.
 
     Args:
         record: The record.
-        fresh: The same table, or some of its rows, of other runs. The record then holds its day and
-            its environment, and the commits and commands of both.
+        fresh: The same table, or some of its rows, of other runs. The result has the day and the
+            environment of ``fresh``, and the commits and commands of both.
 
     Raises:
-        InputError: If its columns are not those of the record.
+        InputError: If its columns differ from the record's.
     """
     if record.columns != fresh.columns:
         raise InputError(
@@ -202,7 +202,7 @@ def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
 
 
 def _with_seeds(old: RecordedRow | None, new: RecordedRow) -> RecordedRow:
-    """The newer row, with the figures of the older one if only their seeds differ."""
+    """The newer row, with the values of the older one if only their seeds differ."""
     if old is None or {*old.seeds} & {*new.seeds}:
         return new
     if (old.parameters, old.updates) != (new.parameters, new.updates):
@@ -213,7 +213,7 @@ def _with_seeds(old: RecordedRow | None, new: RecordedRow) -> RecordedRow:
     return msgspec.structs.replace(
         new,
         seeds=[seeds[place] for place in order],
-        values=[[figures[place] for place in order] for figures in both],
+        values=[[values[place] for place in order] for values in both],
         seconds=None if None in taken else round(sum(filter(None, taken)), 1),
     )
 

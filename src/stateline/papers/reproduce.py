@@ -28,10 +28,10 @@ class Reproduced(NamedTuple):
 
     Attributes:
         table: The table.
-        record: Its figures.
+        record: Its values.
         results: Its runs.
         charts: Its charts.
-        folder: Where all of them are written.
+        folder: The folder of their files.
     """
 
     table: Table
@@ -68,16 +68,16 @@ def reproduce(  # noqa: PLR0913
         recipes: Folder of the recipes; by default Stateline's own.
         data: Folder in place of the ``data`` of recipes.
         folder: Folder for the runs of all tables.
-        taken_from: Folders with finished runs of other commands, which are taken over.
-        train: Whether to train what is missing; otherwise, only the runs that are there are shown.
+        taken_from: Folders with finished runs of other commands, which are reused.
+        train: Whether to train missing runs; otherwise, only the existing runs are shown.
         engine: Where to train; by default in worker processes, as
             :func:`stateline.compare.compare` does.
         news: Called while jobs run.
-        tell: Called with lines on the data and on the runs that are taken over.
+        tell: Called with lines about the data and the reused runs.
 
     Raises:
-        InputError: If the table, a recipe, a task or a device cannot be used, or no run is there;
-            or if another process trains the same table.
+        InputError: If the table, a recipe, a task or a device cannot be used, there is no run, or
+            another process trains the same table.
     """
     name, table = find_table(name, Path(recipes))
     if size not in table.sizes:
@@ -95,9 +95,9 @@ def reproduce(  # noqa: PLR0913
     if taken_from:
         tell(f"runs taken over: {len(taken)}")
     done |= taken
-    home = folder / name / size
+    own_folder = folder / name / size
     if train:
-        with sole_writer(home):  # or each of two commands would end at a run of the other's
+        with sole_writer(own_folder):  # otherwise two commands would train the same runs
             done = run_jobs(jobs, tasks, folder, done, engine or local(), news or News())
     if not done:
         raise InputError(f"no run of {name} is there yet: leave out --as_is")
@@ -108,8 +108,8 @@ def reproduce(  # noqa: PLR0913
     results = replace(begun, runs=runs, finished=len(runs) == len(jobs))
     record = record_table(name, table, size, results)
     keep_runs(taken, folder)
-    write_table(home / FILE, record)
-    write_results(home, results)
+    write_table(own_folder / FILE, record)
+    write_results(own_folder, results)
     charts = draw(table, record, runs)
-    write_charts(charts, home, ["svg", "csv"])
-    return Reproduced(table, record, results, charts, home)
+    write_charts(charts, own_folder, ["svg", "csv"])
+    return Reproduced(table, record, results, charts, own_folder)

@@ -66,8 +66,8 @@ def run_jobs(
     Args:
         jobs: Jobs; a job that occurs twice is run once.
         tasks: Their tasks with seed 0, by spec.
-        folder: Where everything is written. Tables share it: a run of several is trained once.
-        done: Results that are there.
+        folder: Folder of all tables, which train a run that they share only once.
+        done: Results of runs that have ended.
         engine: Where jobs are trained.
         news: Is called while they run.
 

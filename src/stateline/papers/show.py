@@ -10,14 +10,14 @@ from rich.table import Table as Grid
 from stateline.papers.record import RecordedRow, TableRecord
 
 NONE = "-"
-"""Stands for a missing figure."""
+"""Stands for a missing value."""
 
 
 def figure(record: TableRecord, row: RecordedRow, column: int) -> str:
-    """A figure of a record in words.
+    """A value of a record in words.
 
-    Where some seeds solve the task and others do not, the figures of both kinds stand apart, in the
-    column that decides with the share of the seeds that solve it.
+    Where some seeds solve the task and others do not, the values of the two are shown separately;
+    the column that decides also shows the share of the seeds that solve it.
     """
     if not record.solved:
         return cell(row, column)
@@ -30,7 +30,7 @@ def figure(record: TableRecord, row: RecordedRow, column: int) -> str:
 
 
 def kinds(values: Sequence[float | None], solved: Sequence[bool]) -> str:
-    """The figures of the seeds that have solved a task, and of the others.
+    """The values of the seeds that have solved a task, and of the others.
 
     Example:
         >>> kinds([99.9, 95.5, 99.2], [True, False, True])
@@ -46,7 +46,7 @@ def kinds(values: Sequence[float | None], solved: Sequence[bool]) -> str:
 
 
 def cell(row: RecordedRow, column: int) -> str:
-    """Mean and standard deviation of a figure: ``98.40 ± 0.32``; or how many seeds have one."""
+    """Mean and standard deviation of a value: ``98.40 ± 0.32``; or how many seeds have one."""
     if (spread := row.spread(column)) is not None:
         return number(spread.mean) if len(row.seeds) == 1 else with_deviation(*spread)
     found = [value for value in row.values[column] if value is not None]
@@ -73,7 +73,7 @@ def with_deviation(mean: float, deviation: float) -> str:
 
 
 def number(value: float) -> str:
-    """A figure to four digits; an integer in full.
+    """A number to four digits; an integer of at least 1,000 in full.
 
     Example:
         >>> number(98.4123), number(1200), number(0.00021)
@@ -83,10 +83,10 @@ def number(value: float) -> str:
 
 
 def share(solved: int, count: int) -> str:
-    """How many seeds have solved a task, with the interval of 95 % for the share of all seeds.
+    """How many seeds have solved a task, with the 95 % interval of the share of all seeds.
 
-    The interval is Clopper and Pearson's: outside it, as many seeds or as few have a chance below
-    2.5 %.
+    The interval is Clopper and Pearson's: for a share outside it, so large a count, or so small a
+    one, has a chance below 2.5 %.
 
     Example:
         >>> share(5, 9), share(3, 3)
@@ -102,7 +102,7 @@ def share(solved: int, count: int) -> str:
 
 
 def print_table(record: TableRecord, console: Console) -> None:
-    """Print a table, the paper's figures in brackets."""
+    """Print a table, with the paper's values in brackets."""
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False)
     grid.add_column("")
     for heading in (*record.columns, "parameters", "updates", "seconds"):

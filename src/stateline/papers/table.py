@@ -33,7 +33,7 @@ from stateline.files import read_yaml
 Size = Literal["laptop", "paper"]
 
 Sure = Literal["read", "recalled", "from a chart"]
-"""How sure we are of a paper's figures: read in its text, recalled from memory, or from a chart."""
+"""How sure we are of a paper's values: read in its text, recalled from memory, or from a chart."""
 
 Settings = dict[str, Any]
 
@@ -48,14 +48,14 @@ class Column(_Part, frozen=True, kw_only=True):
     Attributes:
         at: Length of the final score, one that the task scores; by default the training length.
         score: Name of the score; by default the task's metric.
-        after: Number of updates after which the metric at the training length counts instead.
-        updates_to: The updates after which that metric first was as good as this instead.
-        count: ``parameters``, ``seconds`` (of the updates) or ``needed_bits`` (per number of the
-            state) instead.
-        form: ``percent`` multiplies by 100; ``error`` gives the percentage that is missing to 1.
-        solved: The figure from which a seed has solved the task, where some seeds do and others do
-            not: the share of seeds that do is then the result.
-        title: Heading; by default made of the others.
+        after: Take the metric at the training length after this number of updates.
+        updates_to: Count the updates until the metric at the training length is as good as this.
+        count: Take ``parameters``, ``seconds`` (of the updates) or ``needed_bits`` (per number of
+            the state).
+        form: ``percent`` multiplies by 100; ``error`` is 100 times the distance to 1.
+        solved: The least value with which a seed has solved the task, where some seeds do and
+            others do not; the result is then the share of seeds that do.
+        title: Heading; by default made from the other fields.
     """
 
     at: int | None = None
@@ -98,7 +98,7 @@ class Row(_Part, frozen=True, kw_only=True):
         x: The row's position on the x axis of a figure.
         model: Settings of its configuration.
         train: Settings of its training.
-        paper: The paper's figures, in the order of the columns; null where it gives none.
+        paper: The paper's values, in the order of the columns; null where it gives none.
     """
 
     label: str
@@ -159,7 +159,7 @@ class Table(_Part, frozen=True, kw_only=True):
         paper: Authors and year.
         place: Where in the paper: ``table 12``.
         claim: What it shows in the paper, in a sentence.
-        sure: How sure we are of the paper's figures.
+        sure: How sure we are of the paper's values.
         columns: What is measured.
         rows: The models.
         sizes: The sizes at which it can be run.

@@ -10,23 +10,23 @@ from stateline.papers.show import NONE, cell, number
 from stateline.runs.verdict import two_sided
 
 RATE = 0.01
-"""Probability that a new figure of the same distribution is called outside."""
+"""Probability that a new value from the same distribution is called outside."""
 
 Agreement = Literal["equal", "within", "outside", "no spread"]
 
 
 class Verified(NamedTuple):
-    """A new figure beside the recorded ones.
+    """A new value beside the recorded ones.
 
     Attributes:
         row: Name of the row.
         column: Heading of the column.
-        recorded: The recorded figures in words.
+        recorded: The recorded values in words.
         seed: The seed of the new run.
-        now: The new figure; ``None`` if there is none.
-        agreement: ``equal`` to the recorded figure of this seed to four digits; ``within`` what the
-            spread of the recorded seeds lets expect of a new one; ``outside`` it; ``no spread``
-            if one seed was recorded, or a seed has no figure, and the new figure is another.
+        now: The new value; ``None`` if there is none.
+        agreement: ``equal`` to the recorded value of this seed to four digits; ``within`` the range
+            that the spread of the recorded seeds predicts; ``outside`` it; ``no spread`` if the
+            value differs and only one seed was recorded, or a seed has no value.
     """
 
     row: str
@@ -38,9 +38,9 @@ class Verified(NamedTuple):
 
 
 def verify(record: TableRecord, fresh: TableRecord) -> list[Verified]:
-    """Compare every figure of new runs with the recorded figures of its row.
+    """Compare every value of new runs with the recorded values of its row.
 
-    A new figure x is ``within`` if Student's t of x - mean, with the recorded deviation times
+    A new value x is ``within`` if Student's t of x - mean, with the recorded deviation times
     sqrt(1 + 1 / n) for n seeds, is not rarer than :data:`RATE`.
 
     Args:

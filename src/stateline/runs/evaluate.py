@@ -18,7 +18,7 @@ class Evaluated(NamedTuple):
     """Scores of a trained model on a task.
 
     Attributes:
-        spec: The task, in words.
+        spec: The task with its keywords, such as ``copying(max_len=15)``.
         task: The task.
         batches: Batches of problems behind each score; 0 for all held-out data.
         scores: Scores by length.
@@ -44,9 +44,9 @@ def evaluate_run(
     Args:
         folder: Folder of the model.
         spec: The task; by default the task of the run.
-        lengths: In the task's unit; by default its own.
+        lengths: Lengths in the task's unit; by default the task's own.
         batches: Batches of problems; a text is read to its end.
-        device: Where to compute.
+        device: Device of the model.
         dtype: Precision of the weights; by default that in which they were saved.
 
     Raises:

@@ -11,7 +11,7 @@ from stateline.runs.record import RecordT
 from stateline.runs.results import Results, RunRecord, from_json
 
 RESULTS, RESULT, SPEED = "results.json", "result.json", "speed"
-"""Files of a comparison (or a training run with its task) and of one run; a folder of times."""
+"""Files with the results of a comparison (or ``stateline train``) and a run; folder of speeds."""
 
 IMPORTS = "imports.json"
 """Name of the file that lists the user's code that was imported when a run began."""
@@ -91,8 +91,8 @@ def run_of(folder: Path) -> Path:
 def check_imports(folder: Path) -> None:
     """Check that the user's code that a run needs has been imported.
 
-    Code is imported only if the user names it, never because a folder does. A file may have moved:
-    one of the same name is accepted.
+    Code is imported only if the user names it, never because a folder does. A file may have moved,
+    so a file of the same name is accepted.
 
     Args:
         folder: Folder of a run, or of one of its checkpoints.
@@ -113,7 +113,7 @@ def _is_missing(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except (OSError, ValueError):
-        pass  # which whoever opens it explains
+        pass  # opening it will explain why
     return False
 
 

@@ -13,10 +13,10 @@ from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model, meta_model
 
 FREE: tuple[str, ...] = ("embedding_dropout", "residual_dropout", "init")
-"""Settings that may differ from those of the first weights: they do not change the function."""
+"""Settings that may differ from the initial model's: they do not change the function."""
 
 OF_OUTPUTS = ("tie_embeddings", "head_bias", "logits_divisor", "logits_soft_cap")
-"""Settings that only a language model has a use for."""
+"""Settings of the outputs of a language model, without effect in other kinds."""
 
 
 def settings_of(config: ModelConfig) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
     task sets inputs and outputs.
 
     Raises:
-        InputError: If there is no model, or the layers would be others than its layers.
+        InputError: If there is no model, or the task's model would have other layers.
     """
     source, free = read_model_config(folder), FREE
     if type(config) is type(source) is ModelConfig:
@@ -74,7 +74,7 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
 def new_tensors(config: ModelConfig, source: ModelConfig) -> list[str]:
     """Names of the weights that a model of ``source`` lacks or has in another shape.
 
-    A head of another kind or with another pooling computes something else: there it is new.
+    A head of another kind or with another pooling computes something else, so it is new.
     """
     shapes = {n: t.shape for n, t in meta_model(source).state_dict().items()}
     if any(getattr(source, n, None) != getattr(config, n, None) for n in ("kind", "pooling")):

@@ -30,13 +30,13 @@ class Job:
             scores do not use (``Task.hold_out_validation``), and no model is kept.
         alias: Name of the model in results, if that is not its pattern.
         family: Name of the architecture, if the model is one of several sizes.
-        size: What the width was chosen for; ``None`` if the model keeps its own width.
+        size: The size that the width was chosen for; ``None`` if the model keeps its own width.
         own_size: The actual size of the model in the same unit.
         init: Folder of the weights that the run starts from.
         until: Number of updates after which a trial pauses.
         metric: Name of the task's score.
 
-    ``alias`` and the attributes after it do not tell jobs apart.
+    Jobs that differ only in ``alias`` and the attributes after it are equal.
     """
 
     task: str

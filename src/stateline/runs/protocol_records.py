@@ -36,7 +36,7 @@ class ProtocolRecord(Record, frozen=True, kw_only=True):
         matched_by: What the models of one size have in common.
         sizes: The sizes that were asked for, as numbers of parameters; empty if the first model
             sets the size.
-        looks: How often one looked while seeds were added; 1 if their number was fixed.
+        looks: Number of looks at the scores while seeds were added; 1 for a fixed number of seeds.
         tolerance: Relative distance from the wanted size up to which a model counts as matched.
     """
 
@@ -61,7 +61,7 @@ class TrialRecord(Record, frozen=True, kw_only=True):
     Attributes:
         model: Name of the model in the results.
         task: Spec of the task.
-        size: What the width was chosen for, as in the model's runs.
+        size: The size that the width was chosen for, as in the model's runs.
         lr: Learning rate.
         muon_lr: Learning rate of the matrices that Muon updates; ``None`` if it is ``lr``, or
             without Muon.

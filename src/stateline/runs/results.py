@@ -63,10 +63,10 @@ class TaskRecord(Record, frozen=True, kw_only=True):
         eval_lengths: Lengths at which models are scored; includes the training length.
         data: Description of the data, with its ``sha256``; empty for generated tasks.
         baselines: Scores of programs that need no training, such as gzip.
-        problems: Answers behind each score, where the score is the share that is right; 0 if it
-            is not such a share, or not recorded.
-        chance: Share of the answers that are right if one answer, the most frequent, is always
-            given; ``None`` if the score is no share, or if that is not recorded.
+        problems: Number of answers behind each score, if the score is the share of right answers;
+            0 for other scores, or if it is not recorded.
+        chance: Share of right answers if the most frequent answer is always given; ``None`` for
+            other scores, or if it is not recorded.
     """
 
     spec: str
@@ -113,10 +113,10 @@ class RunRecord(Record, frozen=True, kw_only=True):
         training: The training configuration.
         environment: Versions, machine and device.
         imports: Files or modules with the user's own layers or tasks that were imported.
-        family: Name of the architecture that this model is one size of; empty if the comparison
+        family: Name of the architecture, of which this model is one size; empty if the comparison
             has a single size.
-        size: What the width was chosen for, in the unit of the protocol's ``matched_by``; ``None``
-            if the model keeps its own width.
+        size: The size that the width was chosen for, in the unit of the protocol's ``matched_by``;
+            ``None`` if the model keeps its own width.
         own_size: The actual size of the model in the same unit: a model is matched if this is
             within the protocol's ``tolerance`` of ``size``.
         validation: The task's metric at the training length on data that the final scores do not
@@ -202,7 +202,7 @@ class SpeedRecord(Record, frozen=True, kw_only=True):
             is not causal and has none.
         flops_per_token: Forward FLOPs per token by sequence length.
         longest_copy: Longest string whose copy the size of the state allows; ``None`` if there is
-            no limit; unset if the model is no language model.
+            no limit; unset if the model is not a language model.
         device: Where the speed was measured.
         precision: Precision of the training steps.
         timings: All timings with their spread, and which were skipped.
@@ -264,7 +264,7 @@ class Results(Record, frozen=True, kw_only=True):
         tasks: The tasks.
         runs: The runs that have finished so far.
         speed: Costs of the models.
-        sources: Of merged results, where they come from.
+        sources: Where merged results come from; empty for other results.
         protocol: How the settings of the runs were chosen; ``None`` if that is not recorded.
         trials: Settings that were tried, the chosen ones among them.
     """

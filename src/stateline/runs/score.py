@@ -45,7 +45,7 @@ def needed_bits(
 ) -> CapacityRecord | None:
     """How the score at the training length depends on the precision of the state.
 
-    Skipped for unsolved tasks: any precision scores the same.
+    ``None`` for unsolved tasks, which any precision scores about the same.
     """
     if not task.decodes or not isinstance(model, LanguageModel):
         return None
@@ -65,12 +65,12 @@ def sample_text(model: AnyModel, task: Any) -> str | None:
         return None
     limit = model.max_len or SAMPLE_PROMPT + SAMPLE_TOKENS
     prompt = task.beginning(min(SAMPLE_PROMPT, limit))
-    prompt, room = prompt.to(model.embedding.weight.device), limit + 1 - prompt.shape[1]
-    count, sampling = min(SAMPLE_TOKENS, room), Sampling(temperature=0.8)
+    prompt, free = prompt.to(model.embedding.weight.device), limit + 1 - prompt.shape[1]
+    count, sampling = min(SAMPLE_TOKENS, free), Sampling(temperature=0.8)
     try:
         tokens = generate(model, prompt, count, sampling=sampling)
     except OutputIsNaN:
         return None
     ids, size = torch.cat([prompt, tokens], dim=1)[0], task.tokenizer.vocab_size
-    text = task.tokenizer.decode(ids[ids < size].tolist())  # the model may know further tokens
+    text = task.tokenizer.decode(ids[ids < size].tolist())  # the model may have more tokens
     return text.encode(errors="surrogateescape").decode(errors="replace")

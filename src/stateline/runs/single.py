@@ -25,7 +25,7 @@ CONFIG = "config.yaml"
 """Name of the file that keeps the recipe of a run."""
 
 OF_OTHERS = (RESULTS, "config.json", "index.json")
-"""Files of a comparison, a model and a corpus: a folder that has one but no recipe is no run."""
+"""Files of a comparison, a model and a corpus: a folder with one but no recipe is not a run."""
 
 
 def single_job(
@@ -89,11 +89,11 @@ def run_single(  # noqa: PLR0913
         resume: Continue the run in the folder, also for more steps; without it, a folder that
             holds a run is refused.
         recipe: How to train the model again, in YAML, kept as ``config.yaml``.
-        command: The same as a command, for the record.
+        command: The command that repeats the run, for the record.
         processes: The processes that share the work; each calls this function.
         on_log: Called with every line of metrics.
         interrupted: Called after every update; if it returns true, the run is saved and stops.
-        tell: Called with lines on what begins, and on a run that continues.
+        tell: Called with lines that tell what begins or continues.
 
     Returns:
         The result; if its ``stopped`` is ``interrupted``, it has no scores and is not stored.
@@ -120,7 +120,7 @@ def run_single(  # noqa: PLR0913
         own = task if job.training.seed == 0 else None
         run = train_and_score(job, folder, on_log, own, processes, interrupted)
         if processes.main:
-            write_text(folder / CONFIG, recipe)  # a longer run has other steps than before
+            write_text(folder / CONFIG, recipe)  # a resumed run may have another number of steps
         if processes.main and run.stopped in ("finished", "solved"):
             write_single(job, task, run, folder, command)
     return run

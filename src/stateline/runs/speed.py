@@ -31,7 +31,7 @@ SPEED_LENGTHS = (256, 1024)
 """Sequence lengths at which training is timed; tokens in the state when decoding is timed."""
 
 STATE_LENGTHS = (256, 1024, 4096, 16384, 65536)
-"""Lengths at which state bytes and operations are counted; with ``full``, all speeds are timed."""
+"""Lengths for counting state bytes and operations, and, with ``full``, for timing all speeds."""
 
 BATCHES = (1, 64)
 """Rows for which speeds are timed with ``full``."""
@@ -53,8 +53,8 @@ def cells(detail: Detail) -> list[Cell]:
     """The measurements.
 
     Args:
-        detail: ``short`` (prefill at the longer, decoding and training at both of 256 and 1,024
-            tokens), ``full`` (256 to 65,536 tokens, 1 and 64 rows) or ``none``.
+        detail: ``short`` (decoding and training at 256 and 1,024 tokens, prefill at 1,024),
+            ``full`` (256 to 65,536 tokens, 1 and 64 rows) or ``none``.
     """
     if detail == "none":
         return []
@@ -78,12 +78,12 @@ def time_jobs(
     detail: Detail = "short",
     tell: Callable[[Cell], object] = lambda _: None,
 ) -> list[SpeedRecord]:
-    """Speed, state size and operations of models, measured together, now or earlier.
+    """Speed, state size and operations of models; earlier measurements are reused.
 
     Args:
-        jobs: Their models are measured, their training says in which precision.
+        jobs: Jobs whose models are measured, in the precision of their training.
         folder: Folder of the comparison; earlier measurements of the same models are in ``speed``.
-        device: Where to measure.
+        device: Device of the models.
         detail: What is timed, see :func:`cells`.
         tell: Called with each cell before it is measured.
     """

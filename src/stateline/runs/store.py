@@ -83,7 +83,7 @@ def record_imports(folder: Path) -> None:
 
 @contextmanager
 def writing(folder: Path, processes: Processes) -> Iterator[None]:
-    """Write a run: alone, and nothing is left if it fails before a first checkpoint or result.
+    """Lock a run's folder; remove new files if the run fails before a first checkpoint or result.
 
     Raises:
         InputError: If a file cannot be written, or another process writes the run.

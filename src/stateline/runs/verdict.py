@@ -28,14 +28,14 @@ ERROR_RATE = 0.002
 """Probability that a pair of equal models is told apart, over all pairs of a task."""
 
 SEQUENTIAL_RATE = 0.05
-"""The same where seeds are added until models are told apart, over all looks, too."""
+"""The same if seeds are added until models are told apart: over all pairs and all looks."""
 
 FIRST_LOOK = 3
 """Seeds of each model at the first look."""
 
 SPLIT = 0.1
-"""Least distance between seeds that solve a task and the others at which they count as two kinds,
-relative to the score that counts as solved."""
+"""Smallest distance between solving and other seeds for which they count as two kinds, relative to
+the score that counts as solved."""
 
 
 class Verdict(NamedTuple):
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
         groups: Models from best to worst. In each group, no model is clearly worse than the first.
         better: Pairs of models of which the first is clearly better than the second.
         undecidable: Models that have no spread (fewer than two seeds) or a seed without a score;
-            nothing is claimed of them.
+            nothing is claimed about them.
     """
 
     groups: list[list[str]]
@@ -67,7 +67,7 @@ class Kind(NamedTuple):
     Attributes:
         higher_is_better: Whether a larger score is better.
         problems: Number of answers behind each score, if a score is the share that is right; its
-            sampling error is then sqrt(p (1 - p) / problems), p being the mean of the seeds.
+            sampling error is then sqrt(p (1 - p) / problems), where p is the mean over the seeds.
         solved_at: Score at which a seed has solved the task; ``None`` if there is none.
     """
 
@@ -144,7 +144,7 @@ def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: in
 def _least_chance(
     first: Sequence[float], second: Sequence[float], kind: Kind, *, split: bool, looks: int
 ) -> float:
-    """The chance of a pair, with several looks the least after any common number of seeds."""
+    """The chance of a pair; with several looks, the smallest over all looks of both models."""
     if looks == 1:
         return _chance(first, second, kind, by_share=split)
     least = 1.0
@@ -180,7 +180,7 @@ def barnard(first: tuple[int, int], second: tuple[int, int]) -> float:
 
     Args:
         first: Seeds that solved the task, and all seeds, of a model.
-        second: The same of another model.
+        second: The same for another model.
 
     Example:
         >>> round(barnard((6, 6), (0, 6)), 6) == round(2 * 0.5**12, 6)
