@@ -58,7 +58,7 @@ def test_help_on_a_command_needs_no_torch(
 @pytest.mark.parametrize(
     ("command", "option", "said"),
     [
-        ("bench", "--processor_time", "of ops, layers, train on a CPU: time of this process"),
+        ("bench", "--processor_time", "for ops, layers, train on a CPU: time of this process"),
         ("compare", "--decide [DECIDE]", "add seeds, from 3 to 6 or --seeds"),
         ("compare", "--budget_minutes BUDGET_MINUTES", "time after which --decide adds no seeds"),
         ("compare", "--budget LIMIT [LIMIT ...]", '"state<=64KiB"'),

@@ -1,6 +1,6 @@
 """The command line: ``stateline COMMAND ...``.
 
-``COMMANDS`` is the table of contents. A command is a module with ``add_arguments(parser)`` and
+``COMMANDS`` lists the commands. A command is a module with ``add_arguments(parser)`` and
 ``run(arguments, parser)``. Neither the module nor ``add_arguments`` may import PyTorch, so that
 ``--help`` answers at once.
 """
@@ -42,14 +42,14 @@ COMMANDS: Mapping[str, str] = {
 }
 
 WORK_IS_OUTPUT = ("generate",)
-"""Commands that end when nobody reads their output; all others finish their work in silence."""
+"""Commands that end when their output pipe is closed; others finish their work without output."""
 
 _USAGE = """usage: stateline [--import FILE_OR_MODULE] COMMAND ...
        stateline --help | --version | --completion"""
 
 
 class _Log(logging.StreamHandler[TextIO]):
-    """Writes to the standard error of the moment, so that a display of progress stays whole."""
+    """Writes to the current ``sys.stderr``, so that a line does not break a progress display."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See :class:`logging.Handler`."""
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # the process is ours
         signal.signal(signal.SIGTERM, _terminate)
         wait_passively()
-        if not os.environ.get("COLUMNS", "").strip("0"):  # no width, as in shutil
+        if not os.environ.get("COLUMNS", "").strip("0"):  # as in shutil, 0 counts as unset
             os.environ.pop("COLUMNS", None)
         _open_streams()
         for stream in (sys.stdout, sys.stderr):  # an encoding without some character is no error
@@ -82,12 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(arguments)
-        sys.stdout.flush()  # now, when a failure is still one line
+        sys.stdout.flush()  # here, where a failure is still reported in one line
         return code
     except KeyboardInterrupt as error:
         print("\nstateline: interrupted; finished work is kept", file=sys.stderr)
         return 128 + (error.args or (signal.SIGINT,))[0]
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of the output has ended
         return 0
     except Exception as error:
         message = _message(error)

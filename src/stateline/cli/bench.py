@@ -72,25 +72,25 @@ def add_arguments(parser: Parser) -> None:
         "suite", type=Literal["ops", "layers", "train", "decode"], help="what to measure"
     )
     option, switch = parser.option, parser.switch
-    option("only", list[str], None, "of ops: these alone")
+    option("only", list[str], None, "for ops: measure only these")
     option("patterns", list[str], None, "layers or models to measure")
-    option("tasks", list[str], TASKS, "of train: batches of these")
-    option("lengths", list[int], None, "of a row; of decode: of a prompt")
-    option("batches", list[int], [1, 8, 64], "of decode: rows")
+    option("tasks", list[str], TASKS, "for train: tasks of the batches")
+    option("lengths", list[int], None, "lengths of rows; for decode: of prompts")
+    option("batches", list[int], [1, 8, 64], "for decode: numbers of rows")
     option("tokens", int, 8192, "positions of a batch: rows times length")
-    option("rows", int, None, "of a batch, in place of --tokens")
+    option("rows", int, None, "rows of a batch, in place of --tokens")
     option("d_model", int, None, "channels; ops and train 64, layers 256, decode 512")
-    switch("decode", "of layers: time prefill and single steps, and show the size of the state")
-    option("vocab_size", int, 256, "of decode: tokens of the vocabulary")
-    option("backends", list[str], None, "by default all of the device")
-    peers = "peers: hf mambapy safari=PATH s4=PATH fla=PATH xlstm=PATH, of train nanogpt=PATH"
+    switch("decode", "for layers: time prefill and single steps, and show the size of the state")
+    option("vocab_size", int, 256, "for decode: tokens of the vocabulary")
+    option("backends", list[str], None, "backends to measure; by default all of the device")
+    peers = "peers: hf mambapy safari=PATH s4=PATH fla=PATH xlstm=PATH; for train nanogpt=PATH"
     option("against", list[str], [], peers)
     option("threads", int, 1, "threads of a CPU")
     option("seconds", float, 0.5, "time for each candidate, after warm-up")
-    option("dtype", StateDType, "float32", "of inputs and weights")
-    option("state_dtype", StateDType, None, "of decode: precision of states between steps")
+    option("dtype", StateDType, "float32", "precision of inputs and weights")
+    option("state_dtype", StateDType, None, "for decode: precision of states between steps")
     option("out", str, None, "folder for SUITE.json, such as ops.json, and plots")
-    own_time = "of ops, layers, train on a CPU: time of this process's own work, for busy machines"
+    own_time = "for ops, layers, train on a CPU: time of this process's own work, for busy machines"
     switch("processor_time", own_time)
     switch("force", "print ratios even if the machine is busy")
     add_device(parser)

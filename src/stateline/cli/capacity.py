@@ -145,7 +145,7 @@ def _bound(model: "LanguageModel", n_letters: int) -> "Iterator[tuple[Table, str
 
 
 def _measured(model: "LanguageModel", task: "Task", given: Namespace) -> "tuple[Table, str]":
-    """Table of scores by bits per state entry of a trained model, and what follows."""
+    """Table of scores by bits per state entry of a trained model, and a sentence about them."""
     from stateline.capacity import measure
 
     if task.vocab_size > model.config.vocab_size:

@@ -1,4 +1,4 @@
-"""Check the law of layers, models and servers: the same in every mode, or show the backends."""
+"""Check that layers, models and servers give the same results in every mode; show backends."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     switch("backends", "show the backends of each op, which ones auto chooses, and why not others")
     option("model", str, None, "for a server: the name of the model")
     add_key(parser, "for a server: its key")
-    about = "for a server: of the prompts; another for each check. For --state_dtype: of the text"
+    about = "seed of the prompts for a server (use a new one for each check), or for --state_dtype"
     option("seed", int, 0, about)
     about = "show how far a state in this precision drifts, by length"
     option("state_dtype", list[Literal["bfloat16", "float16", "int8"]], None, about)

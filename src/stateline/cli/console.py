@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 120
-"""Columns of a table where the output is no terminal and ``COLUMNS`` is not set."""
+"""Columns of a table where the output is not a terminal and ``COLUMNS`` is not set."""
 
 
 def announce(text: str) -> None:
@@ -28,7 +28,7 @@ def begin(text: str) -> None:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """While it is open, standard output falls silent, instead of failing, once nobody reads it."""
+    """Inside, output to a closed pipe is dropped instead of raising an error."""
     lasting: Any = _Lasting(sys.stdout)
     with redirect_stdout(lasting):
         yield
@@ -36,7 +36,7 @@ def lasting_output() -> Iterator[None]:
 
 
 def drop_unwritten() -> None:
-    """Drop output that cannot be written: Python would fail to write it once more at its end."""
+    """Drop output that cannot be written: Python would try again at its end, and fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -86,7 +86,7 @@ def wide_console(width: int = WIDTH) -> "Console":
 
 
 def plain_table(*headings: str, left: int = 0) -> "Table":
-    """A table without lines, whose first ``left`` columns stand left; the others are numbers."""
+    """A table without lines; the first ``left`` columns are left-aligned, others right-aligned."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)

@@ -28,7 +28,7 @@ from stateline.reports.format import short_bytes
 
 @dataclass
 class _Reader:
-    """A model that reads a text, and what it knows of the text."""
+    """A model that reads a text, and its state after the text."""
 
     model: LanguageModel
     kept: Kept | None = None
@@ -86,13 +86,13 @@ def continue_texts(given: Namespace) -> None:
 
 
 _ENDINGS = ("", ".draft")
-"""Of the names of the files that keep the states of a model and of its draft."""
+"""Endings of the names of the state files of a model and of its draft."""
 
 
 def _draft(given: Namespace, tokenizer: Tokenizer) -> LanguageModel:
     """The draft, which must read the same tokens."""
-    draft, its_tokenizer = open_model(given, given.draft)
-    if its_tokenizer.to_json() != tokenizer.to_json():
+    draft, draft_tokenizer = open_model(given, given.draft)
+    if draft_tokenizer.to_json() != tokenizer.to_json():
         raise InputError(
             f"the draft {given.draft} has another tokenizer than {given.run}: give a draft that "
             "was trained with the same one"
@@ -132,10 +132,10 @@ def _continue_one(
 def _keep(
     given: Namespace, readers: Sequence[_Reader], ends: Sequence[SessionState], text: TextStream
 ) -> None:
-    """Keep the state of each model after the text, and show the text's end if none continues it."""
+    """Keep the state of each model; without ``--save_state``, print text that was held back."""
     for reader, state in zip(readers, ends, strict=True):
         if reader.prefixes is not None and given.state_dtype is None:
-            reader.prefixes.keep(reader.key or b"", state)  # a rounded state is not the text's
+            reader.prefixes.keep(reader.key or b"", state)  # a rounded state is not the exact one
     if given.save_state is None:
         _show("" if given.log_probs else text.finish() + "\n")
         return
@@ -168,7 +168,7 @@ def _read(given: Namespace, readers: Sequence[_Reader], tokenizer: Tokenizer) ->
 def _session(
     given: Namespace, readers: Sequence[_Reader], states: Sequence[SessionState], sampling: Sampling
 ) -> Session | Speculation:
-    """What decodes the text, alone or with a draft."""
+    """The session that decodes the text, alone or with a draft."""
     for reader, state in zip(readers, states, strict=True):
         generate.check_length(reader.model, state.length, given.max_new_tokens)
     (model, *drafts), stored = [reader.model for reader in readers], given.state_dtype
@@ -213,7 +213,7 @@ def _continue_batch(
 def _lines(path: str) -> list[str]:
     file = regular_file(path, "file of prompts")
     text = file.read_text(encoding="utf-8", errors="surrogateescape")
-    prompts = text.removesuffix("\n").split("\n")  # and not at a form feed, as splitlines
+    prompts = text.removesuffix("\n").split("\n")  # unlike splitlines, not at a form feed
     if not all(prompts):
         raise InputError(f"{path} must have a prompt in every line, got an empty one")
     return prompts

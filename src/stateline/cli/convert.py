@@ -1,4 +1,4 @@
-"""Convert a published model to a folder of ours, or back to its official format.
+"""Convert a published model to a folder of Stateline, or back to its official format.
 
 SRC is a folder or a file in any known format, which is recognised; DST is a new folder.
 """
@@ -25,13 +25,13 @@ def add_arguments(parser: Parser) -> None:
         "format to write: stateline, h3, mamba, mamba-hf, gpt_neox, or a model_type of "
         "transformers, such as llama",
     )
-    about = 'JSON object that adds to the model\'s config.json, as {"num_heads": 12} for h3'
+    about = 'JSON object that is added to the model\'s config.json: {"num_heads": 12} for h3'
     parser.option("settings", str, "{}", about)
     add_dtype(parser)
 
 
 def run(arguments: Sequence[str], parser: Parser) -> int:
-    """Convert, and tell what was recognised."""
+    """Convert, and print what was recognised."""
     given = parser.parse_args(arguments)
 
     from stateline.generate.runs import find_model, tokenizer_places

@@ -67,7 +67,7 @@ def _held_out(corpus: Corpus, wanted: float) -> str:
 
 @contextmanager
 def _shown(console: "Console") -> Iterator[Callable[[Progress], None]]:
-    """Yield a function that shows progress: as a bar in a terminal, as seldom lines elsewhere."""
+    """Yield a function that shows progress: a bar in a terminal, occasional lines elsewhere."""
     from rich import progress as bars
 
     last = float("-inf")

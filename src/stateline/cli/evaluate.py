@@ -41,12 +41,12 @@ def add_arguments(parser: Parser) -> None:
     option("chunk", int, 1024, "tokens read at a time if state is carried")
     option("window", int, None, "tokens in a window; 0 carries state")
     option("stride", int, None, "tokens between windows; default half")
-    option("tokenizer", str, None, "instead of the model's own")
-    about = 'a task that models are trained on, as "copying(max_len=15)"; own is the run\'s'
+    option("tokenizer", str, None, "tokenizer instead of the model's own")
+    about = 'a task that models are trained on, such as "copying(max_len=15)", or own: the run\'s'
     option("task", str, None, about)
-    option("lengths", list[int], [], "of --task; by default its own")
-    option("batches", int, 16, "of --task: problems to solve, in batches")
-    option("tasks", list[str], [], "tasks, as boolq rte lambada copy_50")
+    option("lengths", list[int], [], "lengths for --task; by default its own")
+    option("batches", int, 16, "for --task: batches of problems")
+    option("tasks", list[str], [], "tasks, such as boolq rte lambada copy_50")
     option("data", str, None, "folder with the files of tasks")
     about = "folder with your tasks in YAML; trust it: it may name code and data on a network"
     option("tasks_path", str, None, about)

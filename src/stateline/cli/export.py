@@ -16,7 +16,7 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.argument("run", "folder of a trained model, a run or a checkpoint")
     parser.argument("dst", "folder to write, which must not exist")
-    parser.option("max_shard_size", str, "5GB", "largest file of weights, as 500MB")
+    parser.option("max_shard_size", str, "5GB", "largest file of weights, such as 500MB")
     about = "add a file that trust_remote_code=True loads; stateline must still be installed"
     parser.switch("remote_code", about)
     about = "add the code of the model, so that trust_remote_code=True works without stateline"
@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Sequence[str], parser: Parser) -> int:
-    """Write the folder, and tell what is in it."""
+    """Write the folder, and print what is in it."""
     given = parser.parse_args(arguments)
     user_folder(given.run)
     transformers = needed("transformers", "stateline export", "hf")

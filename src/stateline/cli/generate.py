@@ -21,15 +21,15 @@ def add_arguments(parser: Parser) -> None:
     option("max_new_tokens", int, 256, "largest number of new tokens")
     option("temperature", float, 0.8, "0 takes the likeliest token")
     option("top_k", int, None, "only the k likeliest tokens")
-    option("top_p", float, None, "only the likeliest, up to this share")
+    option("top_p", float, None, "only the likeliest tokens, up to this total probability")
     option("repetition_penalty", float, 1.0, "for tokens seen before (CTRL)")
     parser.add_argument("--stop", action="append", default=[], help="end before it; repeatable")
-    option("seed", int, None, "default 0, or the kept state's")
+    option("seed", int, None, "default 0, or the seed of --state")
     switch("log_probs", "one line per token: number, log-prob., text")
-    option("state_dtype", StateDType, None, "of states between tokens; by default their own")
+    option("state_dtype", StateDType, None, "dtype of states between tokens; by default their own")
     option("save_state", str, None, "keep the state in this file at the end")
     option("state", str, None, "continue from the state in this file")
-    option("draft", str, None, "folder of a faster model, which proposes")
+    option("draft", str, None, "folder of a faster model, which proposes tokens")
     option("ahead", int, 4, "tokens that the draft proposes at a time")
     option("prefix_cache", str, None, "folder of kept states of read texts")
     switch("force", "accept another model's state; let memory grow")
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
 
 def _check(given: Namespace) -> None:
-    """Refuse options that contradict each other; without a prompt or a state, begin a line."""
+    """Refuse options that contradict each other; without a prompt or a state, prompt a newline."""
     ways = [name for name in ("prompt", "prompts", "stream") if given[name] not in (None, False)]
     if len(ways) > 1:
         raise InputError(f"give one of --prompt, --prompts and --stream, got {' and '.join(ways)}")

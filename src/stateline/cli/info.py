@@ -29,7 +29,7 @@ STATE_LENGTHS = (1, LENGTHS[-1])
 """Lengths at which the state of each layer is shown."""
 
 MAX_PERIOD = 16
-"""Most blocks in a group that is looked for when repeated blocks are folded."""
+"""Largest number of blocks in a repeated group that is folded."""
 
 Row = Mapping[str, Any]
 """A layer: its name, number of parameters, and bytes of state by length."""
@@ -40,9 +40,9 @@ def add_arguments(parser: Parser) -> None:
     about = 'layers, for example "(h3*3 attention)*4", presets: h3-125m, or folders'
     parser.argument("patterns", about, nargs="+")
     parser.option("vocab_size", int, None, "number of tokens; 256 for a pattern")
-    parser.switch("json", "print JSON: a list of one per pattern")
+    parser.switch("json", "print JSON: a list with an object per pattern")
     add_device_and_dtype(parser)
-    parser.option("state_dtype", DTypeName, None, "of states between steps, as in generate")
+    parser.option("state_dtype", DTypeName, None, "dtype of states between steps, as in generate")
     parser.add_class_arguments(ModelConfig, skip={"pattern", "vocab_size", "layers"})
 
 
@@ -102,7 +102,7 @@ def measure(config: ModelConfig, given: Namespace) -> dict[str, Any]:
     def state(part: Any, length: int) -> int:
         return stored_bytes(part, length, kept) if part.causal else 0
 
-    memory = memory_bytes() if device.type == "cpu" else None  # some devices do not tell
+    memory = memory_bytes() if device.type == "cpu" else None  # unknown for some devices
     if device.type == "cuda":
         memory = torch.cuda.mem_get_info(device)[1]
     return {
@@ -179,7 +179,7 @@ def folded(rows: Sequence[Row]) -> list[tuple[int, int, list[Row]]]:
 
 
 def _repeats(blocks: Sequence[Sequence[Row]]) -> tuple[int, int]:
-    """Repeats and period of the repeated blocks at the beginning that cover the most."""
+    """Repeats and period such that the repeated blocks at the beginning cover the most blocks."""
     best = (1, 1)
     for period in range(1, min(MAX_PERIOD, len(blocks) // 2) + 1):
         count = 1

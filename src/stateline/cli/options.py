@@ -46,7 +46,7 @@ def add_dtype(parser: Parser) -> None:
 
 
 def add_device_and_dtype(parser: Parser) -> None:
-    """Add both; :func:`place` says what they stand for."""
+    """Add ``--device`` and ``--dtype``; :func:`place` gives their values."""
     add_device(parser)
     add_dtype(parser)
 
@@ -94,7 +94,7 @@ def key_of(given: Any) -> str | None:
     """The key of a server; ``None`` if there is none.
 
     Raises:
-        InputError: If it is empty, as an unset variable of a shell is: it would open the server.
+        InputError: If it is empty, such as an unset shell variable: the server would be open.
     """
     if given.key == "":
         raise InputError("--key is empty: give a key, or leave it out for a server without one")
@@ -145,27 +145,27 @@ def add_engine(parser: Parser) -> None:
         "address",
         str,
         None,
-        "of ray: the cluster, as auto or HOST:6379; without it, Ray is started here",
+        "for ray: the cluster, auto or HOST:6379; without it, Ray starts on this machine",
     )
     option(
         "gpus_per_job",
         float,
         None,
-        "of ray, slurm: by default 1 if a node has a GPU, of slurm in the partition, else 0",
+        "for ray, slurm: by default 1 if a node has a GPU (for slurm, in the partition), else 0",
     )
-    option("cpus_per_job", int, None, "of ray, slurm: by default 1")
+    option("cpus_per_job", int, None, "for ray, slurm: by default 1")
     option(
         "slurm",
         list[str],
         None,
-        "of slurm: parameters of submitit, as slurm_partition=gpu timeout_min=600",
+        "for slurm: parameters of submitit, such as slurm_partition=gpu timeout_min=600",
         metavar="NAME=VALUE",
     )
-    option("retries", int, None, "of ray: restarts of a job whose node was lost; by default 3")
+    option("retries", int, None, "for ray: restarts of a job whose node was lost; by default 3")
 
 
 def make_engine(given: Any, mirror: "Mirror | None" = None) -> "Engine":
-    """The engine that the options ask for, for results that may be in a storage.
+    """The engine that the options ask for; with ``mirror``, results are kept in a storage.
 
     Raises:
         InputError: If an option is out of range or of another engine.

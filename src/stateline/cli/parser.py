@@ -1,4 +1,4 @@
-"""The arguments of a command: what cannot be parsed becomes one line in our words.
+"""The arguments of a command: an error in parsing becomes one line in our words.
 
 jsonargparse reports errors as text. All knowledge of that text is here; a text that is not
 recognised is passed on as it is, in one line.
@@ -34,14 +34,14 @@ class Parser(ArgumentParser):
         super().__init__(**{"print_config": None, **settings})
 
     def argument(self, name: str, about: str, **settings: Any) -> None:
-        """Add an argument without a name of its own, a text."""
+        """Add a positional argument, a text."""
         self.add_argument(name, type=str, help=about, **settings)
 
     def option(self, name: str, kind: Any, default: Any, about: str, **settings: Any) -> None:
         """Add an option: a list takes several values; ``None`` as the default is also a value.
 
         A text stays as it is given: with ``str | None``, YAML would read ``null`` and ``#key`` as
-        ``None``. A recipe may have ``None`` for any option whose default it is.
+        ``None``. A recipe may set an option to ``None`` if that is its default.
         """
         if get_origin(kind) is list:
             (kind,), settings = get_args(kind), {"nargs": "+", **settings}

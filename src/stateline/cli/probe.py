@@ -23,7 +23,7 @@ def add_arguments(parser: Parser) -> None:
     option = parser.option
     option("tasks", list[str], ["letters"], "phone_book, copy, shuffled_copy, letters or squad")
     option("data", str, None, "folder with names/, text/ and qa/")
-    option("tokenizer", str, None, "instead of the models' own")
+    option("tokenizer", str, None, "tokenizer instead of the models' own")
     option("lengths", list[int], [], "lengths for all tasks; default by task")
     option("batches", int, 10, "batches per length, for the spread")
     option("examples", int, 64, "examples per batch")

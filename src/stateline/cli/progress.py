@@ -76,7 +76,7 @@ def show_news(console: Console) -> Iterator[News]:
 
 
 class _Lines(News):
-    """A line about each run from time to time."""
+    """Prints a line about each run from time to time."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.last = console, dict[Job, float]()
@@ -117,12 +117,12 @@ class _Lines(News):
 
 
 class _Bars(_Lines):
-    """One bar for all runs, and one for each that is under way; lines stand above them."""
+    """One bar for all runs, and one for each active run; lines are printed above the bars."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(progress.console)
         self.bars, self.of_job = progress, dict[Job, TaskID]()
-        self.all: TaskID | None = None  # a run by itself is not planned
+        self.all: TaskID | None = None  # a single run is not planned
 
     def state(self, text: str) -> None:
         if self.all is not None:

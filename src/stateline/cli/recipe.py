@@ -27,7 +27,7 @@ def add_settings(parser: Parser) -> None:
 
 
 def without_defaults(parser: Parser) -> None:
-    """Omit settings of models and training that were not given from the parsed arguments."""
+    """Leave settings of models and training out of the parsed arguments if they were not given."""
     for action in parser._actions:
         if action.dest.startswith(("model.", "train.")):
             action.default = argparse.SUPPRESS

@@ -2,7 +2,7 @@
 
 NAME is a file in recipes/PAPER/tables, such as h3/table_12, or the path of a file of your
 own; without a name, all are listed with their cost. Every row is trained from several seeds; the
-table shows the mean and the standard deviation over them, beside the paper's figures. The same
+table shows the mean and the standard deviation over them, beside the paper's values. The same
 command continues where it stopped, and tables share the runs that they have in common.
 """
 
@@ -42,14 +42,14 @@ def add_arguments(parser: Parser) -> None:
     option("data", str, "data", "folder in place of the recipes' data")
     option("out", str, "runs/papers", "folder for the runs of all tables")
     option("jobs", int, None, "runs at a time; by default one per core")
-    about = "folders with finished runs of stateline train or compare, which are taken over"
+    about = "folders with finished runs of stateline train or compare, which are reused"
     option("from", list[str], [], about)
-    switch("as_is", "train nothing: show the runs that are there")
+    switch("as_is", "train nothing: show the existing runs")
     about = (
         f"also keep the table in {RECORDS}, from which the papers' pages are made; with --rows, "
     )
-    switch("record", about + "these rows replace those of the record, or add their other seeds")
-    about = f"train anew in OUT/verify, and compare each figure with the table in {RECORDS}"
+    switch("record", about + "these rows replace rows of the record, or add other seeds to them")
+    about = f"train again in OUT/verify, and compare each value with the table in {RECORDS}"
     switch("verify", about)
     option("recipes", str, None, "folder of the recipes; by default Stateline's own")
     add_device(parser)
@@ -110,7 +110,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
 
 def _verify(record: "TableRecord", fresh: "TableRecord") -> int:
-    """Print how new figures agree with the recorded ones; 1 if one is outside their spread."""
+    """Print how new values agree with the recorded ones; 1 if one is outside their spread."""
     from rich import box
     from rich.table import Table as Grid
 
@@ -161,7 +161,7 @@ def _list_tables(recipes: Path, seeds: int) -> None:
 
 
 def _in_all(cost: str, rows: int, seeds: int) -> str:
-    """What a whole table takes, where its cost begins with minutes per run or per seed.
+    """The cost of a whole table, if ``cost`` begins with minutes per run or per seed.
 
     Example:
         >>> _in_all("3 to 7 minutes of a core per run", rows=10, seeds=3)

@@ -15,11 +15,11 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.argument("run", "folder of a trained model, a run or a checkpoint")
     option = parser.option
-    option("host", str, "127.0.0.1", "address; the default is this machine's")
-    option("port", int, 8000, "0 takes a free one")
-    option("name", str, None, "of the model; by default its folder's")
-    add_key(parser, "clients must send it")
-    option("states", str, None, "folder for states over restarts")
+    option("host", str, "127.0.0.1", "address; the default serves only this machine")
+    option("port", int, 8000, "port; 0 takes a free one")
+    option("name", str, None, "name of the model; by default of its folder")
+    add_key(parser, "key that clients must send")
+    option("states", str, None, "folder that keeps states over restarts")
     option("state_memory", int, 256, "MiB of kept states in memory")
     option("state_disk", int, 4096, "MiB of kept states in the folder")
     option("every", int, 1024, "tokens between states kept within a prompt")
@@ -36,7 +36,7 @@ _LIMITS = ("max_rows", "max_waiting", "max_new_tokens", "max_length", "max_memor
 
 
 def run(arguments: Sequence[str], parser: Parser) -> int:
-    """Serve until the process is told to end."""
+    """Serve until a signal ends the process."""
     given = parser.parse_args(arguments)
     at_least(1, **{name: given[name] for name in _LIMITS})
     try:
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     memory, disk = given.state_memory << 20, given.state_disk << 20
     prefixes = PrefixStates(model, every=given.every, memory=memory, folder=given.states, disk=disk)
     if key is None and not _is_loopback(given.host):
-        print(f"stateline: anyone who reaches {given.host} can use it: --key", file=sys.stderr)
+        print(f"stateline: who reaches {given.host} can use it: set --key", file=sys.stderr)
 
     listening = listen(given.host, given.port)
     print(f"{name} at http://{given.host}:{listening.getsockname()[1]}/v1", flush=True)

@@ -36,8 +36,8 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.argument("recipe", 'a YAML file, a pattern such as "attention h3*2", or a preset')
     option, switch = parser.option, parser.switch
-    option("pattern", str, None, "in place of the recipe's")
-    about = "folder of a model, of any kind or published, whose layers and weights the run takes"
+    option("pattern", str, None, "pattern in place of the recipe's")
+    about = "folder of a model, also a published one, whose layers and weights the run starts from"
     option("init", str, None, about)
     option("task", str, "text", 'for example "text(path=books)"')
     option("out", str, "runs/train", "folder for the run")
@@ -115,7 +115,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
 
 def _check_resumed(start: Path, folder: Path, *, chosen: bool) -> None:
-    """Raise InputError if a run is given as the model to start from, but meant to continue."""
+    """Raise InputError if ``--resume`` comes with a run in the place of a model to start from."""
     from stateline.train.folder import found
 
     if not chosen and found(start) and not found(folder):
