@@ -1,12 +1,12 @@
-"""Compare the backends that ``auto`` chooses with each single one, as three processors.
+"""Compare the backends that ``auto`` chooses with every single one, as on three processors.
 
 Run it: python examples/auto_choice.py --out benchmarks/results/NAME
 
-``stateline bench ops`` runs as this processor, as one with AVX2 alone and as one with plain SSE, in
-processor time of one thread, all backends of a case in turns. The table has the cases in which
+``stateline bench ops`` runs as on this processor, on one with AVX2 alone and on one with plain SSE.
+It measures processor time of one thread, all backends in turns. The table has the cases in which
 ``auto`` takes longest beside the fastest backend that was asked for by name. Ops in which it takes
-more than ``--near`` times as long are measured again, for three times as long, and the second
-figures count: the kernels are the same, so a difference that does not come back is noise.
+more than ``--near`` times as long are measured again, for three times as long, and the second time
+counts: the kernels are the same, so a difference that disappears is noise.
 """
 
 import argparse
@@ -45,7 +45,7 @@ PROCESSORS = {
 
 
 def measured(processor: str, seconds: float, *options: str) -> Benchmark:
-    """The figures of ``stateline bench ops`` as one of the processors."""
+    """The measurements of ``stateline bench ops`` as on one of the processors."""
     command = [sys.executable, "-m", "stateline", "bench", "ops", "--processor_time", "--force"]
     with tempfile.TemporaryDirectory() as folder:
         place = ["--seconds", str(seconds), "--out", folder]
@@ -59,7 +59,7 @@ def measured(processor: str, seconds: float, *options: str) -> Benchmark:
 
 
 def ratios(found: Benchmark) -> Iterator[tuple[float, Figure, Figure]]:
-    """Time of ``auto`` over that of the fastest other backend, and the two, by case."""
+    """Time of ``auto`` over the time of the fastest other backend, and the two, by case."""
     for _, group in groupby(found.figures, key=lambda f: (f.case, f.length, f.work)):
         by_name = {figure.candidate: figure for figure in group}
         auto = by_name.pop("auto")
@@ -68,7 +68,7 @@ def ratios(found: Benchmark) -> Iterator[tuple[float, Figure, Figure]]:
 
 
 def with_repeats(processor: str, given: argparse.Namespace) -> Benchmark:
-    """The figures, those of ops near the bound from a second, longer measurement."""
+    """The measurements; ops near the bound are measured again, for longer."""
     lengths = ["--lengths", *map(str, given.lengths)]
     only = ["--only", *given.only] if given.only else []
     found = measured(processor, given.seconds, *lengths, *only)
@@ -105,11 +105,11 @@ def parser() -> argparse.ArgumentParser:
     """Declare the options."""
     options = argparse.ArgumentParser()
     options.add_argument("--processors", nargs="+", default=list(PROCESSORS), choices=PROCESSORS)
-    options.add_argument("--only", nargs="+", help="these ops")
+    options.add_argument("--only", nargs="+", help="ops to measure")
     options.add_argument("--lengths", nargs="+", type=int, default=[256, 1024, 4096])
     options.add_argument("--seconds", type=float, default=0.4, help="for each backend of a case")
     options.add_argument("--near", type=float, default=1.02)
-    options.add_argument("--rows", type=int, default=10, help="of the table, for each processor")
+    options.add_argument("--rows", type=int, default=10, help="of the table per processor")
     options.add_argument("--out", help="folder for the records, auto-PROCESSOR.json")
     return options
 

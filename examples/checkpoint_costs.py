@@ -4,10 +4,10 @@ Run it: python examples/checkpoint_costs.py h3-125m --processes 2
 
 Processes make a few updates of a model with FSDP, save a checkpoint, go on with updates while it is
 written, save once more, and resume. Each prints the bytes of its own part of weights and moments,
-and then: how long training stood still (``save``), and the processor time of that, which counts on
+and then: how long training paused (``save``), and the processor time of the pause, which matters on
 a busy machine; how long an update took before and while the checkpoint was written; when the
-checkpoint was whole; how much more memory all this took than updates alone; and the time and memory
-of resuming.
+checkpoint was complete; how much more memory saving took than updates alone; and the time and
+memory of resuming.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""See whether timing tells two equal models apart: each trial times one pattern under two names.
+"""Check that timing finds two equal models equal: each trial times one pattern under two names.
 
 Run it: python examples/equal_models.py --trials 20
 
-A trial agrees in a cell if the two spreads overlap: then nobody should say that one is faster.
+A trial agrees in a cell if the two spreads overlap: then neither model counts as faster.
 Run it on an idle machine, and again with ``--busy 1``, which keeps a core busy meanwhile.
 """
 

@@ -5,7 +5,7 @@ Run it: python examples/hf_law_table.py
     python examples/hf_law_table.py mamba jamba                  # these families alone
     python examples/hf_law_table.py --write docs/diagnosis.md    # replaces the table of the page
 
-The weights are random: the check is of the code of a family, not of any published model.
+The weights are random: this checks the code of a family, not a published model.
 """
 
 import argparse
@@ -153,7 +153,7 @@ BEGIN, END = "<!-- table: made by examples/hf_law_table.py -->", "<!-- end of ta
 
 
 def tiny_model(family: str) -> Any:
-    """A tiny random model; wide weights make the past matter."""
+    """A tiny random model; large weights make the past matter."""
     package = transformers_package()
     torch.manual_seed(0)
     config = package.AutoConfig.for_model(family.split()[0], **FAMILIES[family])

@@ -2,9 +2,9 @@
 
 Run it: python examples/kernel_gains.py "attention(position=rope)*2" 64 32 64 attention pointwise
 
-It trains a language model (256 letters, AdamW, tied embeddings) on random tokens: pattern, width,
-rows and length, then ops. In turns, an update runs with the backends that ``auto`` chooses, and
-with the named ops by PyTorch alone (``--backend``). Two ops joined by ``+`` go to PyTorch together.
+It trains a language model (256 letters, AdamW, tied embeddings) on random tokens. The arguments are
+pattern, width, rows, length, and ops. Updates alternate: one with the backends that ``auto``
+chooses, then one for each argument with that op by PyTorch (``--backend``); ``+`` joins two ops.
 The table shows the median processor time of an update and the median of the ratios of neighbouring
 updates: above 1, the kernel gains. ``linear`` stands for linear maps by MKL alone, and ``--nanogpt
 FOLDER`` adds the model of a checkout of karpathy/nanoGPT.
@@ -27,7 +27,7 @@ from stateline.bench.peers import find_trained
 from stateline.ops import use_backend
 
 WARM_UP = 2
-"""Rounds that are not counted: kernels are compiled, memory is allocated."""
+"""Rounds that are not counted, in which kernels are compiled and memory is allocated."""
 
 
 def updates(model: nn.Module, rows: int, length: int) -> Callable[[], float]:
@@ -94,7 +94,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--nanogpt", help="folder of a checkout")
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--updates", type=int, default=25, help="that are measured")
+    parser.add_argument("--updates", type=int, default=25, help="number that is measured")
     return parser
 
 

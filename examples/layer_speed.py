@@ -5,9 +5,9 @@ Run it: python examples/layer_speed.py
 The layers are the ones of the Block-State comparison, each with a norm before it, and with
 ``--feed_forward`` also with the feed-forward that follows it in a model. On the CPU, the processor
 time of one thread is measured. The layers take turns, so that other programs disturb them alike. A
-measurement takes the shortest time of several rounds; each has layers of its own, by a seed. The
-medians are printed, and with ``--record FILE`` all measurements are stored as a table, from which
-the paper's page is made.
+measurement takes the shortest time of several rounds; each has its own layers, from its own seed.
+The medians are printed, and with ``--record FILE`` all measurements are stored as a table, from
+which the paper's page is made.
 """
 
 import argparse
@@ -122,7 +122,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--n_heads", type=int, default=16)
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384])
-    parser.add_argument("--rounds", type=int, default=5, help="of a measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="per measurement")
     parser.add_argument("--repeats", type=int, default=1, help="measurements")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--feed_forward", action="store_true")

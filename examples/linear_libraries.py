@@ -5,7 +5,7 @@ Run it: python examples/linear_libraries.py
     python examples/linear_libraries.py --rows 32 128 --widths 256:768 256:256
 
 Processor time of one thread, without gradients. A ratio above 1 means that oneDNN is faster; the
-limits of ``stateline.ops.linear`` follow from these.
+limits of ``stateline.ops.linear`` follow from these ratios.
 """
 
 import argparse

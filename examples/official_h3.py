@@ -7,8 +7,8 @@ Run it: git clone https://github.com/HazyResearch/safari
 Model and data are official code, which runs here without Lightning, GPU or compiled kernels. The
 parameter groups, the schedule and the batches are the ones of its configurations
 (``experiment/synthetics``). A seed fixes weights, order, masks and examples; official runs have the
-same examples for every seed. The official score is that of the best epoch on 500 examples, which is
-recorded, too.
+same examples for every seed. The official score is the score of the best epoch on 500 examples; it
+is recorded, too.
 
 With ``--record FILE``, finished seeds are added to a table, from which the paper's page is made.
 """
@@ -37,7 +37,7 @@ RATE, DECAY, BATCH, EXAMPLES, TESTS = 5e-4, 0.1, 32, 5000, 500
 
 
 class Setting(NamedTuple):
-    """An official configuration, and the figures of the paper."""
+    """An official configuration, and the scores in the paper."""
 
     method: str
     vocab_size: int
@@ -83,7 +83,7 @@ def official(checkout: Path) -> tuple[ModuleType, ModuleType]:
     for unused in ("pytorch_lightning", "pytorch_lightning.utilities", "torchvision"):
         sys.modules[unused] = MagicMock()
     layers, loaders = ModuleType("torchvision.ops"), ModuleType("src.dataloaders")
-    vars(layers)["StochasticDepth"] = lambda *_, **__: nn.Identity()  # of probability 0
+    vars(layers)["StochasticDepth"] = lambda *_, **__: nn.Identity()  # its probability is 0
     loaders.__path__ = [str(checkout / "src" / "dataloaders")]
     sys.modules |= {"torchvision.ops": layers, "src.dataloaders": loaders}
     sys.path.insert(0, str(checkout))
@@ -129,7 +129,7 @@ def train(
 
 
 def updates(model: nn.Module, setting: Setting) -> Iterator[Callable[[Tensor], None]]:
-    """The update that comes next, again and again: it takes the loss."""
+    """Yield, for each step, a function that makes the update from the loss."""
     special = [p for p in model.parameters() if hasattr(p, "_optim")]  # transitions, steps, inputs
     plain = [p for p in model.parameters() if not hasattr(p, "_optim")]
     groups: list[dict[str, Any]] = [{"params": plain}, {"params": special, "weight_decay": 0.0}]
@@ -147,7 +147,7 @@ def updates(model: nn.Module, setting: Setting) -> Iterator[Callable[[Tensor], N
 
 
 def share(setting: Setting, step: int) -> float:
-    """The learning rate of an update, counted from 0, as a part of the highest."""
+    """The learning rate of update number ``step``, as a fraction of the highest."""
     warmup, first = setting.steps // 10, 1e-6 / RATE if setting.schedule == "cosine" else 0.0
     if step < warmup:
         return first + (1 - first) * step / warmup

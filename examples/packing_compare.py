@@ -5,8 +5,8 @@ Run it: python examples/packing_compare.py
     python examples/packing_compare.py --steps 1000 --d_model 128 --out runs/packing
 
 The documents are the functions of packing_speed.py: a file each. All runs train on the same number
-of targets, so those of separate documents make more updates. Learning rates are chosen for each way
-with each optimizer by trials, Muon's two rates together; a rate at an edge of what was tried is
+of targets, so runs on separate documents make more updates. Trials choose the learning rates for
+each way and optimizer, Muon's two rates together; the lowest and the highest rate that was tried is
 marked, since a better one may lie beyond. Every model is scored on the same documents, each read
 from an empty state. Pairs are compared by Student's t-test over the seeds.
 """
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pattern", default="h3*2", help="layers of the model")
     parser.add_argument("--length", type=int, default=512, help="positions in a row")
     parser.add_argument("--rows", type=int, default=8, help="rows of a batch")
-    parser.add_argument("--steps", type=int, default=500, help="updates, but of separate documents")
+    parser.add_argument("--steps", type=int, default=500, help="updates of joined documents")
     parser.add_argument("--d_model", type=int, default=64, help="width")
     parser.add_argument("--seeds", type=int, default=3, help="scored runs of each setting")
     parser.add_argument("--out", type=Path, default=Path("runs/packing"), help="folder of the runs")

@@ -1,12 +1,12 @@
-"""How exactly packed rows are documents in rows of their own, for every layer and 20 hybrids.
+"""How exactly packed rows equal documents in separate rows, for every layer and 20 hybrids.
 
 Run it: python examples/packing_law.py
 
     python examples/packing_law.py mamba "h3 attention" --length 200
 
 The table has the worst of several seeds: differences of outputs relative to their norm, without and
-with a state before them, then of gradients. Those of float64 are relative to the largest entry of
-each tensor; those of float32 are relative to the norm of all, beside what the law allows.
+with a state before them, then differences of gradients. In float64, these are relative to the
+largest entry of each tensor; in float32, to the norm of all, with the limit of the law beside them.
 """
 
 import argparse

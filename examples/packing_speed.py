@@ -7,7 +7,7 @@ Run it: python examples/packing_speed.py
 
 The documents are the functions of the standard library: a third of them as their names, a third as
 a question and its answer (what does NAME do? the first line of its docstring), a third as their
-source. Updates of the three ways take turns, on one thread, and what is counted is processor time.
+source. Updates of the three ways take turns on one thread, and processor time is measured.
 """
 
 import argparse

@@ -4,7 +4,7 @@ Run it: stateline reproduce h3/table_2 --rows "H3, recall" --seeds 0 1 2 3 4 5 6
         python examples/recall_errors.py runs/papers/runs/associative-recall*h3*
 
 A line is a run: its seed, the percentage of wrong answers in all, to keys that occurred several
-times, and to keys that occurred once, by the pairs between them and the question.
+times, and to keys that occurred once, by the number of pairs between the key and the question.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""See whether what a comparison concludes from some seeds holds for others.
+"""Check whether the conclusions of a comparison from some seeds hold for other seeds.
 
 Run it: python examples/seed_sets.py runs/mine
 
 The folder holds a comparison with four or more seeds per task (``--seeds 6``). Its seeds are split
 into halves in every way, and each half is judged as the report would judge it alone. With a number,
-as in ``python examples/seed_sets.py runs/mine 4``, they are split into sets of so many seeds, one
-after the other: of each set, the claims of the page and its decisions are printed.
+as in ``python examples/seed_sets.py runs/mine 4``, the seeds are split into consecutive sets, each
+of that size, and for each set, the claims of the page and its decisions are printed.
 """
 
 import sys
@@ -73,7 +73,7 @@ def decided(results: Results) -> dict[str, str]:
 
 
 def sets_of(results: Results, size: int) -> Iterator[set[int]]:
-    """The seeds in sets of a size, one after the other; what is left over is left out."""
+    """Consecutive sets of seeds of one size; an incomplete set is left out."""
     seeds = sorted({run.seed for run in results.runs})
     for start in range(0, len(seeds) - size + 1, size):
         yield set(seeds[start : start + size])

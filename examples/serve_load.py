@@ -2,9 +2,9 @@
 
 Run it: python examples/serve_load.py
 
-A model with random weights is served at this machine. 200 clients of the package openai ask for
+A model with random weights is served on this machine. 200 clients of the package openai ask for
 streams at once, and some of them one after the other: tokens per second, and the processor time of
-the server and of the clients per token. A conversation of 50,000 tokens gets one more turn. At last
+the server and of the clients per token. A conversation of 50,000 tokens gets one more turn. Finally
 two models are decoded with and without a draft: one where it helps, and one where it does not.
 """
 
@@ -40,7 +40,7 @@ def processor_time(pid: int) -> float:
 
 
 async def streams(client: AsyncOpenAI, pid: int, count: int, together: int, tokens: int) -> Speed:
-    """The speed of streams, of which so many run at once."""
+    """The speed of ``count`` streams, of which ``together`` run at once."""
     gate = asyncio.Semaphore(together)
 
     async def one(number: int) -> int:

@@ -23,7 +23,7 @@ POINTS = 10
 
 
 def main(model: LanguageModel, tokens: int, steps: int) -> None:
-    """Read, then decode, and print the memory on the way."""
+    """Read, then decode, and print the memory ten times in each phase."""
     print(f"{model.config.pattern}, width {model.config.d_model}: {tokens:,} tokens to read")
     state = prefill_chunks(model, reported(random_text(model.config.vocab_size, tokens), tokens))
     print(f"the state has {nbytes(state.model):,} bytes; {steps:,} tokens to write")

@@ -4,10 +4,10 @@ Run it: python examples/two_checkouts.py OLD NEW
 or:     python examples/two_checkouts.py OLD NEW --decode session --rows 1 --model mamba 64
 
 OLD and NEW are folders with a checkout (``git worktree add OLD COMMIT`` makes one). A process for
-each of them trains the model on one thread by the public functions, so batches, clipping and
-optimizer count. The processes take turns, update by update, and processor time is measured, so
+each of them trains the model on one thread by the public functions, so times include batches,
+clipping and optimizer. The processes take turns, update by update; processor time is measured, so
 that other programs disturb both alike. The table shows the median update in milliseconds and the
-median of the ratios of neighbouring updates; the last line weighs the times by the planned updates.
+median of the ratios of neighbouring updates; in the last line, planned updates weight the times.
 Without ``--model`` and ``--task``, these are the models and tasks of ``make demo`` that
 older checkouts also have.
 
@@ -127,7 +127,7 @@ TASKS = (
 )
 
 WARM_UP = 3
-"""Updates that are not counted: kernels are compiled, memory is allocated."""
+"""Updates that are not counted, in which kernels are compiled and memory is allocated."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -218,7 +218,7 @@ def common_layers(old: Path, new: Path) -> list[str]:
 
 
 def main(given: argparse.Namespace) -> None:
-    """Compare what was asked for."""
+    """Compare what the options name."""
     (compare_decoding if given.decode else compare_updates)(given)
 
 
