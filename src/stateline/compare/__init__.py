@@ -76,7 +76,7 @@ def compare(
         begun = replace(outline(sweep.jobs, tasks, command), protocol=sweep.protocol())
         done: dict[Job, RunRecord] = {}
         todo = _todo(sweep, sweep.first(), folder, done)
-        _update(begun, folder, sweep, done)  # an unwritable folder shows now
+        _update(begun, folder, sweep, done)  # fails now if the folder cannot be written to
         news.planned(sweep.count(), sweep.count() - len(todo) - sweep.later())
         here = resolve_device(device)
 
@@ -101,7 +101,7 @@ def compare(
 
 
 def _check_not_in_worker() -> None:
-    """Raise InputError where a worker, as it starts, imports a script that lacks a main guard."""
+    """Raise InputError if a worker that is starting imports a script without a main guard."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError(
             "compare() was called while a worker process imported the main script: put the call "
@@ -110,7 +110,7 @@ def _check_not_in_worker() -> None:
 
 
 def _todo(sweep: Sweep, jobs: Sequence[Job], folder: Path, done: dict[Job, RunRecord]) -> list[Job]:
-    """The jobs without a result, among some jobs and all jobs that follow from them."""
+    """The jobs without a result, among these jobs and all that follow from their results."""
     waiting, todo = deque(jobs), list[Job]()
     while waiting:
         job = waiting.popleft()

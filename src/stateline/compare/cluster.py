@@ -66,8 +66,8 @@ class Ray:
         """See :meth:`Engine.open`.
 
         Raises:
-            InputError: If Ray is not installed, the cluster cannot be reached, or no node has what
-                a job takes.
+            InputError: If Ray is not installed, the cluster cannot be reached, or no node has
+                enough CPUs and GPUs for a job.
         """
         code = code_for_nodes()
         with ExitStack() as opened:
@@ -78,7 +78,7 @@ class Ray:
             yield nodes
 
     def _gpus(self, ray: Any) -> float:
-        """How many GPUs a job takes, after a check that a node has what a job takes."""
+        """GPUs per job; InputError if no node has enough CPUs and GPUs for a job."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = self.gpus_per_job
         if gpus is None:
@@ -142,7 +142,7 @@ class _Nodes:
     def _news(self) -> list[tuple[str, Metrics]]:
         try:
             return self.ray.get(self.inbox.take.remote())
-        except self.ray.exceptions.RayError:  # progress is not worth an end
+        except self.ray.exceptions.RayError:  # lost progress must not end the comparison
             return []
 
     def close(self) -> None:

@@ -18,10 +18,10 @@ from stateline.tasks import TASKS, Task, make_task
 from stateline.train.config import TrainConfig
 
 SEEDS = {"sweep": 3, "quick": 1}
-"""Seeds of the scored runs by protocol, where nothing else sets their number."""
+"""Number of seeds of the scored runs by protocol, if nothing else sets it."""
 
 SEEDS_TO_DECIDE = 6
-"""Most seeds of a model where seeds are added until the models are told apart."""
+"""Largest number of seeds of a model with ``decide``, if nothing else sets it."""
 
 _MOST_PARAMETERS = 10**11
 
@@ -45,7 +45,7 @@ class Comparison:
             number of seeds: ``associative_recall*3``. Settings of training may stand among the
             task's keywords and hold for this task only: ``text(length=128, steps=250)``.
         d_model: Width of the first model.
-        parameters: Number of parameters of the first model, and of all if they match by it.
+        parameters: Number of parameters of the first model; with ``match=parameters``, of all.
             Several numbers compare the models at each of these sizes.
         steps: Training steps; by default the task's own.
         lr: Learning rate of all runs; by default the protocol chooses it.
@@ -55,10 +55,10 @@ class Comparison:
             once, at the task's own settings.
         lrs: Learning rates to try; by default the model's own, a third of it and three times it.
         muon_lrs: Learning rates to try for the matrices that Muon updates, combined with all
-            others; by default those around ``lr``. For ``optimizer=muon`` alone.
+            others; by default rates around ``lr``. For ``optimizer=muon`` alone.
         weight_decays: Weight decays to try; by default the model's own.
         seeds: Seeds of the scored runs, where the task has no repeat count; by default 3, and 1
-            for ``quick``. With ``decide``, the largest number of a model, by default 6.
+            for ``quick``. With ``decide``, the most seeds of a model, by default 6.
         decide: When to stop adding seeds to the first 3: when the ``best`` model of each task
             differs significantly from the others, or when all models do (``order``). ``no`` runs a
             fixed number of seeds.
@@ -94,7 +94,7 @@ class Comparison:
         return tuple(dict.fromkeys(given))
 
 
-class _Exercise(NamedTuple):
+class _TaskPlan(NamedTuple):
     """A task, the number of seeds, and the training settings for it alone."""
 
     task: str
@@ -108,7 +108,7 @@ def make_tasks(comparison: Comparison) -> dict[str, Task]:
     Raises:
         InputError: If a task or one of its keywords cannot be used.
     """
-    return {one.task: make_task(one.task) for one in _exercises(comparison)}
+    return {one.task: make_task(one.task) for one in _task_plans(comparison)}
 
 
 def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> list[Job]:
@@ -126,7 +126,7 @@ def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> lis
     tasks = make_tasks(comparison) if tasks is None else tasks
     hashes = {model.init: weights_hash(model.init) for model in models if model.init}
     jobs = []
-    for spec, seeds, train in _exercises(comparison):
+    for spec, seeds, train in _task_plans(comparison):
         task, data = tasks[spec], str(tasks[spec].describe().get("sha256", ""))
         for model, label, sized in _sized(comparison, models, task):
             jobs += [
@@ -210,9 +210,9 @@ def _check_protocol(comparison: Comparison) -> None:
         raise InputError("lr sets the learning rate and lrs those to try: give one of the two")
 
 
-def _exercises(comparison: Comparison) -> list[_Exercise]:
+def _task_plans(comparison: Comparison) -> list[_TaskPlan]:
     """The tasks, without their repeat counts and the training settings among their keywords."""
-    exercises: dict[str, _Exercise] = {}
+    plans: dict[str, _TaskPlan] = {}
     for text in comparison.tasks:
         item, *others = parse_pattern(text)
         own = inspect.signature(TASKS[item.name]).parameters if item.name in TASKS else ()
@@ -222,13 +222,13 @@ def _exercises(comparison: Comparison) -> list[_Exercise]:
         spec = format_pattern((item._replace(repeat=1, keywords=keywords), *others))
         usual = SEEDS[comparison.protocol] if comparison.decide == "no" else SEEDS_TO_DECIDE
         seeds = item.repeat if item.repeat > 1 else comparison.seeds or usual
-        before = exercises.get(spec, _Exercise(spec, 0, train))
+        before = plans.get(spec, _TaskPlan(spec, 0, train))
         if before.train != train:
             raise InputError(
                 f"{spec} is listed twice with different training settings: run two comparisons"
             )
-        exercises[spec] = before._replace(seeds=max(before.seeds, seeds))
-    return list(exercises.values())
+        plans[spec] = before._replace(seeds=max(before.seeds, seeds))
+    return list(plans.values())
 
 
 def _training(

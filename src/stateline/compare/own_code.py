@@ -62,7 +62,7 @@ def own_code() -> OwnCode:
 
 
 def code_for_nodes() -> OwnCode:
-    """The same for the nodes of a cluster.
+    """The user's own code that the nodes of a cluster must import.
 
     Raises:
         InputError: If they cannot import it.
@@ -87,7 +87,7 @@ def run_on_node(run: Callable[[], RunRecord], code: OwnCode, threads: int) -> Ru
 
 
 def from_node(found: RunRecord | str) -> RunRecord:
-    """What :func:`run_on_node` has found.
+    """The result of :func:`run_on_node`.
 
     Raises:
         InputError: If the job could not be run.

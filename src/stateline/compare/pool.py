@@ -41,8 +41,8 @@ def local(
 
     Args:
         device: A device by name; ``cuda`` without a number stands for all GPUs.
-        workers: Number of workers, 0 for this process alone; by default as many as there are cores
-            for their threads, or on GPUs ``workers_per_gpu`` per GPU.
+        workers: Number of workers, 0 for this process alone; by default the number of cores divided
+            by ``threads``, or ``workers_per_gpu`` for each GPU.
         threads: Threads of a worker.
         workers_per_gpu: Workers that share a GPU.
 
@@ -163,7 +163,7 @@ class _Workers:
             raise InputError(_broken(self.started.is_set(), self.code)) from error
 
     def _pass_on(self, told: tuple[Job, Metrics] | logging.LogRecord) -> None:
-        """Progress of a job, or what a worker logs: once, for all workers say the same."""
+        """Report a job's progress, or log a worker's message: once, since all workers send it."""
         if not isinstance(told, logging.LogRecord):
             self.news.progress(*told)
         elif told.msg not in self.logged:
@@ -199,7 +199,7 @@ def _broken(started: bool, code: OwnCode) -> str:
 
 @contextmanager
 def _without_main(keep: bool) -> Iterator[None]:
-    """Start processes that do not import the main module: it may lack a guard, or be no file."""
+    """Start processes that do not import the main module, which may lack a guard or be no file."""
     main = sys.modules["__main__"]
     if not keep:
         sys.modules["__main__"] = ModuleType("__main__")

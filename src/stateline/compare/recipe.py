@@ -20,7 +20,7 @@ from stateline.settings import check_keywords
 from stateline.train.config import TrainConfig
 
 OF_A_RECIPE = ("pattern", "init", "task", "out", "model", "train")
-"""What a recipe may say, besides the code to import."""
+"""Settings that a recipe may have, besides the code to import."""
 
 _ALIAS = re.compile(r"(?P<name>[^\s(),=*\"/][^(),=*\"/]*)=(?P<rest>.*)", re.DOTALL)
 
@@ -63,7 +63,7 @@ def split_alias(text: str) -> tuple[str, str]:
 
 
 def read_models(given: Sequence[str | Recipe]) -> list[Recipe]:
-    """The models that texts and recipes stand for: each has a name, a pattern and its settings.
+    """The models that texts and recipes describe: each has a name, a pattern and its settings.
 
     Raises:
         InputError: If a pattern is malformed, a folder holds no model to start from, or two

@@ -34,7 +34,7 @@ class Size(NamedTuple):
     Attributes:
         match: What they have in common; ``none`` gives all of them one width.
         d_model: Width of the first model.
-        parameters: Number of parameters of the first model, and of all that match by it.
+        parameters: Number of parameters of the first model; with ``match="parameters"``, of all.
     """
 
     match: MatchedBy = "parameters"
@@ -43,7 +43,7 @@ class Size(NamedTuple):
 
     @property
     def given(self) -> bool:
-        """Whether models that have a width of their own change it."""
+        """Whether a size was asked for: then models change even a width of their own."""
         return self.d_model is not None or self.parameters is not None
 
 
@@ -78,8 +78,8 @@ def choose_widths(
 
     Raises:
         InputError: If a model cannot be built, or would have to change a width that its first
-            weights fix; or if no width, feed-forward width, head or state of it comes within
-            :data:`TOLERANCE` of the size.
+            weights fix; or if no choice of its width, feed-forward width, heads or state comes
+            within :data:`TOLERANCE` of the size.
     """
     configs = [_config(model, task, size, options) for model in models]
     free = [size.given or not model.own_width for model in models]

@@ -127,6 +127,6 @@ def _rank(name: str) -> int:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Changes whenever a file is written."""
+    """A value that changes whenever the file is written."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns

@@ -44,8 +44,8 @@ class Sweep:
 
     Attributes:
         jobs: The scored runs; their settings are the plan's until others are chosen.
-            A run with the settings of the plan is never taken for the chosen one, since no job
-            is run before its settings are known.
+            No job runs before its settings are chosen, so no run with the settings of the plan is
+            mistaken for a run with chosen ones.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Sweep:
         return [replace(model, trial=True, until=until, training=own) for own in settings]
 
     def _muon_rates(self, own: TrainConfig) -> Sequence[float | None]:
-        """Rates of the matrices that Muon updates: they are tried with every other rate."""
+        """Learning rates to try for the matrices that Muon updates, each with every ``lr``."""
         comparison = self.comparison
         if own.optimizer != "muon" and comparison.muon_lrs:
             raise InputError(

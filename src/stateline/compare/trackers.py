@@ -84,7 +84,7 @@ class Tracked(News):
         info = RunInfo(job.name, job.label, job.task, job.training.seed, settings)
         try:
             self.tracker(info, step, scalars)
-        except Exception as error:  # of the user's code, which must not cost a run
+        except Exception as error:  # an error in the user's code must not end a run
             self.tracker = None
             text = f"{type(error).__name__}: {reason(error)}"
             _log.warning("the tracker failed and is not called again: %s", text)
