@@ -1,4 +1,4 @@
-"""The suite ``decode``: prefill of prompts, then one token after the other, model beside model."""
+"""The suite ``decode``: several models read a prompt (prefill), then decode token by token."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,10 +28,10 @@ DECODED = 32
 """Tokens that are decoded after a prompt, each a sample."""
 
 LAYER_STEPS = 8 * DECODED
-"""The same of single layers, whose steps are short."""
+"""Tokens that single layers decode after a prompt: more, since their steps are short."""
 
 LONG_SECONDS = 10.0
-"""A first prefill that took longer is its only sample."""
+"""If the first prefill takes longer, it is the only sample."""
 
 
 def bench_decode(
@@ -87,7 +87,7 @@ def _prefills(fill: Mapping[str, Call], device: torch.device) -> dict[str, Timin
 
 
 def bench_layer_decoding(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure]:
-    """Prefill of rows by single layers, and steps after them, beside peers that decode."""
+    """Prefill and decoding by single layers, and by the peers that can decode."""
     for pattern in patterns:
         ours, peers = layers_of(pattern, settings)
         recurrent = {n: peer for n, peer in peers.items() if isinstance(peer, PeerLayer)}
@@ -125,9 +125,9 @@ def tensor_bytes(state: object) -> int:
 
 
 class _Ours:
-    """A model of ours, which decodes in place, as in a session of generation, or a single layer.
+    """A model of ours that decodes in place, as in a decoding session, or a single layer.
 
-    A session prepares a token once for all its layers, so a layer is timed without that.
+    A session prepares a token once for all layers, so the time of a layer excludes that.
     """
 
     def __init__(

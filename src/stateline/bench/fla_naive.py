@@ -33,14 +33,14 @@ LAYERS = (
     "retention",
     "rwkv7",
 )
-"""Our layers whose recurrence it has."""
+"""Our layers whose recurrence flash-linear-attention has."""
 
 CHUNK = 32
-"""Tokens of a chunk of the generalised delta rule, as its function has it."""
+"""Chunk length of the generalised delta rule, as in the checkout's function."""
 
 
 def register(folder: Path) -> None:
-    """Add the backend to the ops that have such a function, in front of none.
+    """Add the backend to the ops that it can compute; ``auto`` prefers all others to it.
 
     Raises:
         InputError: If the folder is no checkout.
@@ -52,7 +52,7 @@ def register(folder: Path) -> None:
     def linear_attention(x: LinearSignals, state: Tensor) -> Any:
         q, k, v, log_decay = x.with_own_keys()
         if x.decays_by_entry:
-            q = q * q.shape[-1] ** 0.5  # it divides by this root
+            q = q * q.shape[-1] ** 0.5  # the function divides by this root
             return naive["gla"].naive_recurrent_gla(q, k, v, log_decay, state, True)
         run = _by_length(naive["simple_gla"], "simple_gla", v.shape[1])
         given = {"scale": 1.0, "initial_state": state, "output_final_state": True}
@@ -84,7 +84,7 @@ def unregister() -> None:
 
 
 def _by_length(module: ModuleType, name: str, length: int) -> Any:
-    """Its function for chunks, or for a single token the one of the recurrence."""
+    """The checkout's function for chunks, or its recurrent one for a single token."""
     return getattr(module, f"naive_{'chunk' if length > 1 else 'recurrent'}_{name}")
 
 

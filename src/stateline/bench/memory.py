@@ -13,7 +13,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device | str = "cpu") -
     """Memory that a call needs in addition to the memory in use before it.
 
     On a CPU this is the growth of the resident set, so kernels of any kind are counted (Linux
-    only; elsewhere ``None``). On a GPU it is what PyTorch's allocator hands out. Make the call once
+    only; elsewhere ``None``). On a GPU it is what PyTorch's allocator allocates. Make the call once
     before, so that lasting buffers exist.
     """
     device = torch.device(device)
@@ -62,7 +62,7 @@ def _resident(field: str) -> int:
 
 
 def _kilobytes(path: Path, field: str) -> int:
-    """A field of a file of the kernel that counts in kilobytes, in bytes."""
+    """The bytes of a field that a file in ``/proc`` gives in kilobytes."""
     lines = path.read_text(encoding="ascii").splitlines()
     line = next(line for line in lines if line.startswith(f"{field}:"))
     return 1024 * int(line.split()[1])

@@ -25,7 +25,7 @@ LONGEST_CHECKED = 8192
 """Positions up to which errors against float64 are measured."""
 
 PRECISE_LENGTH = 2048
-"""The same on a GPU, where batches are larger and all scores of attention must fit."""
+"""The same limit on a GPU, where batches are larger and all attention scores must fit."""
 
 _LEAF = object()
 """A placeholder for a leaf."""

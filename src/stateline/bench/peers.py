@@ -24,10 +24,10 @@ from stateline.models.presets import configure
 from stateline.ops import use_backend
 
 Build = Callable[[str, int], nn.Module | None]
-"""From our pattern and the number of channels; ``None`` if the project has no such layer."""
+"""Makes a layer from our pattern and the number of channels; ``None`` if there is none."""
 
 BuildTrained = Callable[[ModelConfig, int], nn.Module]
-"""From the configuration of our model and the length of the rows."""
+"""Makes a model from the configuration of ours and the length of the rows."""
 
 
 @runtime_checkable
@@ -117,7 +117,7 @@ class _NanoGPT(nn.Module):
             self.gpt = module.GPT(own)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """As its own method, which computes all logits only together with a loss."""
+        """Logits of all positions, which nanoGPT's own method gives only together with a loss."""
         parts = self.gpt.transformer
         x = parts.wte(tokens) + parts.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         for block in parts.h:
@@ -166,13 +166,13 @@ PEERS: Mapping[str, Callable[[Path | None], Mapping[str, Build]]] = {
     "safari": _safari,
     "xlstm": _xlstm,
 }
-"""Projects, each with a function that gives its layers by the name of ours."""
+"""For each project, a function that returns its layers by the names of ours."""
 
 PEER_UPDATES: Mapping[str, Callable[[Path | None], BuildTrained]] = {"nanogpt": _nanogpt}
 """Projects with a transformer to train, beside patterns that are attention alone."""
 
 PEER_MODELS: Mapping[str, type[peers_hf.Mamba]] = {"hf": peers_hf.Mamba}
-"""Projects with a language model, from its width, its vocabulary and its device."""
+"""For each project with a language model, its class."""
 
 
 def find_models(
@@ -268,7 +268,7 @@ def _named(text: str) -> tuple[str, Path | None]:
 
 
 def _imported(name: str, build: Callable[..., Any], *given: Any) -> Any:
-    """What is built from a project; one line if its import fails."""
+    """The result of ``build``; InputError if it cannot import the project."""
     try:
         return build(*given)
     except (ImportError, AttributeError) as error:

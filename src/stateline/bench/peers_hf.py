@@ -11,10 +11,10 @@ from torch import Tensor, nn
 HEADS = 4
 
 MAMBA_LAYERS = 24
-"""As in Mamba-130M; about as many parameters as 12 layers that each have a feed-forward."""
+"""As in Mamba-130M; 12 layers with feed-forwards have about the same number of parameters."""
 
 MOST_BYTES = 4 << 30
-"""A prompt for which Mamba needs more memory is not read."""
+"""Mamba skips a prompt that needs more memory."""
 
 
 class _Cached(nn.Module):
@@ -96,19 +96,19 @@ def _builder(
     settings: Callable[[int], dict[str, Any]],
     wrap: type[_Cached] = _Cached,
 ) -> Callable[[str, int], nn.Module | None]:
-    """What builds a layer.
+    """A function that builds a layer.
 
     Args:
         family: Its folder in transformers.
-        kind: The beginning of the names of its classes.
-        layer: The rest of the name of its class.
+        kind: Prefix of the names of its classes.
+        layer: Name of the layer's class, without the prefix.
         settings: Settings of its configuration, from the width of a head.
-        wrap: What calls it.
+        wrap: Class that calls the layer.
     """
 
     def build(pattern: str, d_model: int) -> nn.Module | None:
         if "n_products" in pattern:
-            return None  # no layer there has several keys per token
+            return None  # no layer of transformers has several keys per token
         home = f"transformers.models.{family}"
         code = import_module(f"{home}.modeling_{family}")
         config = getattr(import_module(f"{home}.configuration_{family}"), f"{kind}Config")(
@@ -178,7 +178,7 @@ LAYERS: Mapping[str, Callable[[str, int], nn.Module | None]] = {
         "Mixer",
         lambda d: {"num_heads": d // 8, "head_dim": 64, "state_size": 128, "n_groups": 1},
     ),
-    # The kernel for chunks reads whole ones alone; PyTorch's is the one for a CPU.
+    # PyTorch's kernel runs on a CPU; it takes whole chunks only.
     "mlstm": _builder(
         "xlstm",
         "xLSTM",
@@ -191,7 +191,7 @@ LAYERS: Mapping[str, Callable[[str, int], nn.Module | None]] = {
         _XLSTM,
     ),
 }
-"""By the name of ours. Without its kernels, a backward pass of Mamba takes minutes.
+"""By the name of our layer. Without its kernels, a backward pass of Mamba takes minutes.
 
 ``attention`` is Qwen3-Next's: ``attention(gated=true, position=rope, qk_norm=offset)``.
 """
@@ -218,7 +218,7 @@ class Mamba:
         self.vocab_size, self.width = vocab_size, config.intermediate_size * config.state_size
 
     def too_large(self, batch: int, prompt: int) -> str:
-        """Why a prompt is too large: the scan writes states, transitions and inputs of all."""
+        """Why a prompt is too large: the scan stores state, transition and input of each token."""
         needed = 3 * 4 * batch * prompt * self.width
         return f"it would need {needed >> 30} GiB" if needed > MOST_BYTES else ""
 

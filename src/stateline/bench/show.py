@@ -22,7 +22,7 @@ MIB = 2**20
 def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
     """Print a table per case: medians, spread, and the ratio to the first candidate.
 
-    ``judge`` says whether to print ratios; those of a busy machine mean nothing.
+    ``judge`` says whether to print ratios; ratios of a busy machine mean nothing.
     """
     gigabytes, gigaflops = found.bytes_per_second / 1e9, found.flops_per_second / 1e9
     console.print(

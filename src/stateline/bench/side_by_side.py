@@ -131,7 +131,7 @@ def _measure_cell(
                 raise _LeftOut(reason)
             calls[name] = model.subject.call(cell)
             first[name] = _first(model, cell, calls[name])
-        except (_LeftOut, InputError, MemoryError, RuntimeError) as error:  # or too little memory
+        except (_LeftOut, InputError, MemoryError, RuntimeError) as error:  # or no CUDA memory
             calls.pop(name, None)
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             yield name, Measured(cell, skipped=reason)
@@ -154,7 +154,7 @@ def _too_much(model: _Model, cell: Cell, share: float | None) -> str:
     if share is not None and needed > share:
         return f"needs about {needed / 1e9:.1f} GB, and {share / 1e9:.1f} GB are free for it"
     checked = [(cell, model.most_seconds)]
-    if cell.phase == "decode":  # its prompt is read first
+    if cell.phase == "decode":  # it reads the prompt first
         checked.append((Cell("prefill", cell.length, 1), MOST_PROMPT_SECONDS))
     for call, limit in checked:
         predicted = model.pace.get(call.phase, 0.0) * subject.flops(call)
@@ -164,7 +164,7 @@ def _too_much(model: _Model, cell: Cell, share: float | None) -> str:
 
 
 def _first(model: _Model, cell: Cell, call: Call) -> float:
-    """Seconds of the first call; if it was slow, a second one decides, as the first compiles."""
+    """Seconds of the first call. It may compile, so if it is slow, a second call decides."""
     elapsed_in = stopwatch(model.subject.device)
     elapsed = again = elapsed_in(call, 1)
     if model.most_seconds < elapsed <= MOST_PROMPT_SECONDS:

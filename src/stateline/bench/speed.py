@@ -1,7 +1,7 @@
 """How fast a model reads a prompt, decodes and trains: the calls that are timed.
 
-On the CPU on one thread, because several wait for each other more than they work once anything
-else runs.
+A CPU is timed on one thread: as soon as another program runs, several threads mostly wait for each
+other.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +27,7 @@ from stateline.train.optimizer import make_optimizer
 Phase = Literal["prefill", "decode", "train"]
 
 TOKENS_PER_BATCH = 4096
-"""Tokens of a training step whose number of rows is not given, for any sequence length."""
+"""Tokens of a training step of any sequence length, if the number of rows is not given."""
 
 DECODE_STEPS = 32
 """Tokens decoded between two readings of the clock, each time from a copy of the same state."""

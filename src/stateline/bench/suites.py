@@ -48,7 +48,7 @@ class Settings:
         skipped: Filled with what could not be measured.
         rows: Rows of a batch at every length, in place of ``tokens``.
         state_dtype: Precision in which states are kept between steps; ``None`` means their own.
-        clock: Seconds on a CPU; ``None`` means the wall's.
+        clock: Measures seconds on a CPU; ``None`` means wall-clock time.
     """
 
     device: torch.device
@@ -95,7 +95,7 @@ class Settings:
 
 
 def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure]:
-    """Single layers, without norm and feed-forward, by length and backend, beside peers."""
+    """Single layers without norm and feed-forward, and peers, by length and backend."""
     for pattern in patterns:
         ours, peers = layers_of(pattern, settings)
         for length in settings.lengths:

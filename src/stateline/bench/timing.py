@@ -88,8 +88,8 @@ def interleave(
         device: Where they compute; a sample ends when the device has finished.
         first: Seconds of the first call of each, if the caller has made it; they are then only
             warmed up.
-        clock: Seconds on a CPU, by default of the wall; ``time.process_time`` counts this process's
-            work alone.
+        clock: Measures seconds on a CPU, by default wall-clock time; ``time.process_time`` counts
+            the work of this process alone.
 
     Returns:
         The timing of each candidate.
