@@ -10,13 +10,13 @@ from stateline.reports.format import short_bytes, words
 from stateline.runs.results import TaskRecord
 
 TICKS = 6
-"""Most ticks of an axis of costs."""
+"""Largest number of ticks of a cost axis."""
 
 STEPS = ([1, 1.5, 2, 3, 4, 5, 7], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1])
-"""Multiples of powers of ten that may have ticks, from the most to the fewest."""
+"""Multiples of powers of ten that may have ticks, from the densest to the sparsest set."""
 
 NARROWEST = 4.0
-"""Least ratio of the ends of an axis of costs."""
+"""Smallest ratio of the two ends of a cost axis."""
 
 
 def score_axis(task: TaskRecord, title: str = "") -> Axis:

@@ -40,7 +40,7 @@ CHEAPER = 0.5
 """Largest state of the next choice, relative to the best model's, if any model is that small."""
 
 FIT_POINTS = 4
-"""Fewest points of the second half of a curve for a fit."""
+"""Fewest points in the second half of a curve that are fitted."""
 
 _BUDGET = re.compile(
     r"(?P<name>[a-z]+)(@(?P<length>\d+))?(?P<side><=|>=)(?P<number>[\d.]+) ?(?P<unit>[a-zA-Z]*)"
@@ -54,7 +54,7 @@ class Budget(NamedTuple):
     Attributes:
         text: As it was given.
         cost: What is limited.
-        length: The length at which it is; ``None`` is the longest at which all models have it.
+        length: The length of the limited cost; ``None``: the longest at which all models have it.
         bound: The limit: the most, or for a speed the least.
     """
 
@@ -80,7 +80,7 @@ def read_budget(text: str) -> Budget:
     """A limit such as ``state<=64KiB``, ``decode>=1k`` or ``state@4096<=64KiB``.
 
     Raises:
-        InputError: If it is malformed, or the cost has its limit on the other side.
+        InputError: If it is malformed, or does not limit a speed from below, or others from above.
     """
     found = _BUDGET.fullmatch(text.replace(" ", ""))
     cost = COSTS.get(found["name"]) if found else None
@@ -148,8 +148,8 @@ def decided_lengths(results: Results, task: TaskRecord, models: Sequence[str]) -
 def above_chance(task: TaskRecord, scores: Sequence[float]) -> bool:
     """Whether the median of scores is above the score of the best constant answer.
 
-    Four standard errors of a guess count as chance, and at least two percent of the range. Without
-    a known chance every score of another kind is above it.
+    The margin is four standard errors of a guess, but at least 0.02; an unknown chance is 0.
+    Losses, and scores that count no problems, are always above chance.
     """
     if not task.problems or not task.higher_is_better:
         return True
@@ -288,14 +288,14 @@ def outlook(results: Results, task: TaskRecord) -> list[str]:
 
 
 def _steps(trained: float, asked: float) -> str:
-    """Steps that a curve asks for, in words."""
+    """Further steps to advise, in words."""
     if asked > 10 * trained:
         return "(more than 10 times the steps)"
     return f"(about {float(f'{asked:.1g}'):,.0f} steps more)"
 
 
 def _steps_asked(runs: Sequence[RunRecord], task: TaskRecord) -> tuple[float, float] | None:
-    """Steps done, and more steps asked for, by the median seed; ``None`` if most do not rise."""
+    """Median steps done, and median further steps; ``None`` if most curves do not rise."""
     asked = [found for run in runs if (found := _asked(run, task)) is not None]
     if 2 * len(asked) <= len(runs):
         return None
@@ -303,7 +303,7 @@ def _steps_asked(runs: Sequence[RunRecord], task: TaskRecord) -> tuple[float, fl
 
 
 def _asked(run: RunRecord, task: TaskRecord) -> float | None:
-    """Steps until a curve that goes on would reach the goal; without a goal, the steps done."""
+    """Further steps until the fitted curve reaches the goal; without a goal, the steps done."""
     curve = [(p.step, p.metric) for p in run.curve if p.metric is not None and p.step > 0]
     late = [(math.log(step), own) for step, own in curve if 2 * step >= run.steps]
     if len(late) < FIT_POINTS or len({x for x, _ in late}) < FIT_POINTS:

@@ -236,5 +236,5 @@ def _cost_chart(results: Results, cost: Cost) -> Chart:
 
 
 def _cost_line(model: Model, values: Mapping[int, Measured]) -> Line:
-    """A line of the lengths at which something is there to be shown on a logarithmic axis."""
+    """A cost by length, without zeros, which a logarithmic axis cannot show."""
     return Line(model, [Point(n, values[n]) for n in sorted(values) if values[n].low > 0])

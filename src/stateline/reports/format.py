@@ -10,7 +10,7 @@ MEDIAN = (
     "Median over seeds, with a band from lowest to highest; during training, a seed that has "
     "stopped keeps its last value."
 )
-"""What lines of charts of scores are."""
+"""The note below charts of scores: what their lines and bands are."""
 
 
 def short_number(value: int | float) -> str:

@@ -19,7 +19,7 @@ from stateline.reports.page import Key, render
 
 
 def point_line(point: Point, *, measured: bool) -> str:
-    """One line on a point, as it is measured or found."""
+    """One line of text about a point that was measured now, or found in earlier results."""
     place = f"{point.model}  {point.task} {point.length}"
     if point.skipped:
         return f"{place}: skipped: {point.skipped}"

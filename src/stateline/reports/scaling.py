@@ -108,7 +108,7 @@ def _points(results: Results, models: Sequence[str], task: TaskRecord) -> list[P
 
 
 def _fit(line: Line, task: TaskRecord) -> Fit | None:
-    """The fit of a score that falls with size; none of too few sizes."""
+    """The fit of a score that falls with size; ``None`` for other scores and too few sizes."""
     found = [(point.x, value) for point in line.points if (value := middle(point.values)) > 0]
     if task.higher_is_better or len(found) < FIT_SIZES:
         return None

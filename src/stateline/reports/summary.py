@@ -50,7 +50,7 @@ class Table(NamedTuple):
         return [(name, list(own)) for name, own in groupby(numbered, lambda item: item[1].group)]
 
     def split(self, most: int) -> list["Table"]:
-        """Tables of a limited number of columns, or of one group; no group is in two of them."""
+        """Tables of at most ``most`` columns. A group is not divided, so a wide one has more."""
         parts: list[list[Column]] = [[]]
         for _, group in self.groups():
             columns = [column for _, column, _ in group]

@@ -59,7 +59,7 @@ ANY = Cell("any")
 def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:
     """The score of each model on a task at one length.
 
-    Models that are not clearly worse than the best of their size are marked, where others are.
+    Models that are not clearly worse than the best of their size are marked, if any is.
     """
     cells: dict[str, Cell] = {}
     scores: dict[str, list[float]] = {}

@@ -16,11 +16,11 @@ FRONT = (
     "Dashed: the Pareto front of the medians; no other model is better in one and at least as good "
     "in the other. Bars: lowest to highest seed."
 )
-"""What is drawn in every chart."""
+"""The note below every chart."""
 
 
 def trade_off_charts(results: Results, task: TaskRecord, name: str) -> list[Chart]:
-    """The score of each model at the longest length that is decided on against each of its costs.
+    """Charts of the models' scores against each cost, at the longest length of the decision.
 
     Args:
         results: Results with costs; without any there are no charts.
@@ -32,7 +32,7 @@ def trade_off_charts(results: Results, task: TaskRecord, name: str) -> list[Char
 
 
 def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart | None:
-    """A chart of at least two models; ``None`` if there are not as many."""
+    """A chart of at least two models; ``None`` if there are fewer."""
     lengths = common_lengths(results, cost)
     if not lengths:
         return None
