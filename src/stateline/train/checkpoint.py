@@ -117,7 +117,7 @@ class Save:
     def _items(
         self, model: AnyModel, optimizer: torch.optim.Optimizer, carried: Any
     ) -> list["_Item"]:
-        """What this process holds of all tensors, in the order in which files have them."""
+        """This process's part of every tensor, in the order of the files."""
         tensors, count, rank = _tensors(model, optimizer), self.processes.count, self.processes.rank
         owners = _owners([tensor.nbytes for _, _, tensor in tensors], count)
         items = [
@@ -154,7 +154,7 @@ class Save:
             problems = [self._write_file(file, parts) for file, parts in files.items()]
             for wait in sending:
                 wait()
-        except RuntimeError:  # of a connection
+        except RuntimeError:  # a connection failed
             problems = ["another process has ended"]
         self._problem = next(filter(None, problems), "")
 
@@ -172,7 +172,7 @@ class Save:
         except OSError as error:
             for name, _ in ordered(likes):
                 if name in parts:
-                    fetch(name)  # or the others could not finish
+                    fetch(name)  # or the other processes would wait for ever
             return error.strerror or str(error)
         return ""
 
@@ -282,5 +282,5 @@ def save_whole(model: AnyModel, folder: Path, processes: Processes) -> None:
     try:
         save_model(model, folder, write=write)
     finally:
-        for part in left:  # those that could not be written, or the others could not finish
+        for part in left:  # after an error, or the other processes would wait for ever
             part.whole(0, memory)

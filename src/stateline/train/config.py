@@ -37,7 +37,7 @@ class TrainConfig:
         optimizer: ``adamw``; or PyTorch's ``adafactor``, which has no momentum and multiplies
             ``lr`` by the size of each parameter; or ``adafactor_momentum``, which averages the
             changes of ``adafactor`` by ``beta1``; or PyTorch's ``muon`` for the matrices of the
-            blocks, each expert's on its own, with ``adamw`` for embeddings, heads, vectors and
+            blocks (of each expert separately), with ``adamw`` for embeddings, heads, vectors and
             state spaces. Muon's momentum is always 0.95.
         muon_lr: Highest learning rate of the matrices that Muon updates; by default ``lr``, at
             which the updates of both optimizers have the same size.
@@ -75,14 +75,14 @@ class TrainConfig:
         clip: Largest norm of the whole gradient; 0 switches clipping off.
         log_every: Updates between two lines of metrics.
         eval_every: Updates between two scores at the training length; 0 scores only at the end.
-        stop_at: Stop when that score is as good as this.
+        stop_at: Stop when the score at the training length is at least as good as this.
         save_every: Updates between two checkpoints; 0 saves only at the end.
         keep: Number of checkpoints to keep.
         parallel: With several processes: ``ddp`` (each has the whole model) or ``fsdp`` (each has
             a part of every parameter).
         shard: How many processes hold one copy of the model together, each a part of every
             parameter: 1 is ``ddp``, all of them are ``fsdp``, and a number between makes several
-            sharded copies (HSDP). By default as ``parallel`` says.
+            sharded copies (HSDP). By default ``parallel`` decides.
         seed: Seed of the data, of the masks of dropout, and of the initial weights.
         init_seed: Another seed of the initial weights, so that runs can share them and differ in
             the rest, or differ in them alone.

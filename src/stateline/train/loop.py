@@ -92,7 +92,7 @@ def train(
 
 @contextmanager
 def _in_training(model: AnyModel, config: TrainConfig) -> Iterator[None]:
-    """In training mode, with activation checkpointing if it is wanted; afterwards, in neither."""
+    """Turn on training mode and, if set, activation checkpointing; turn both off at the end."""
     model.train()
     try:
         checkpoint_activations(model.stack, config.checkpoint_activations)
@@ -208,7 +208,7 @@ class Trainer:
         except OutputIsNaN:
             self._diverged("the output became NaN", self.progress.steps)
         score = scores[self.task.metric]
-        return self.processes.sum(score) / self.processes.count  # so that all stop together
+        return self.processes.sum(score) / self.processes.count  # one score: all stop together
 
     def _log(
         self, score: float | None, lr: float, speed: float, on_log: Callable[[Metrics], None]
@@ -235,7 +235,7 @@ class Trainer:
         on_log(metrics)
 
     def save(self) -> None:
-        """Write a checkpoint: one process on the CPU at once, all others in the background."""
+        """Write a checkpoint: at once if one process trains on the CPU, else in the background."""
         if (folder := self.folder) is None:
             return
         if self.processes.sum(not self._finite()):
@@ -252,7 +252,7 @@ class Trainer:
         self._any(False)
 
     def _any(self, value: bool) -> bool:
-        """Whether it is true in any process; commits a checkpoint that all have written."""
+        """Whether ``value`` is true in any process; commits a checkpoint that all have written."""
         writing = self.saving is not None and not self.saving.written
         any_true, any_writing = self.processes.sums(value, writing)
         if self.saving is not None and not any_writing:

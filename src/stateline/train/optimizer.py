@@ -21,7 +21,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
     A layer's ``optimizer_groups`` assigns its own parameters to ``ssm`` (own learning rate, no
     weight decay) or ``no_decay``. All other matrices are decayed; vectors (norms, biases) are not,
     unless ``decay_vectors`` says so. For Muon, the weights of the linear maps between the embedding
-    and the head, each expert's among them, are the group ``matrices``.
+    and the head, including the weights of each expert, are the group ``matrices``.
 
     Args:
         model: Any module.
@@ -59,7 +59,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
 
 
 def _hidden_matrices(model: nn.Module) -> set[Tensor]:
-    """Weights of the linear maps in a model's stack, those of experts among them."""
+    """Weights of the linear maps in a model's stack, including the weights of experts."""
     modules = list(getattr(model, "stack", nn.Module()).modules())
     experts = [module for module in modules if isinstance(module, MoE)]
     return {module.weight for module in modules if isinstance(module, nn.Linear)} | {
@@ -79,7 +79,7 @@ class Kind(NamedTuple):
 
     Attributes:
         make: Makes it for parameter groups.
-        moments: Tensors like the moments that it keeps of a group's parameter, by name.
+        moments: For a group's parameter, tensors of the shapes and dtypes of its moments, by name.
         matrices: Whether hidden matrices are a group of their own.
     """
 
@@ -165,7 +165,7 @@ def _count() -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """PyTorch's Muon, also for stacks of matrices (experts) and for what FSDP shards.
+    """PyTorch's Muon, also for stacks of matrices (experts) and for matrices that FSDP shards.
 
     The Newton-Schulz iteration needs whole matrices: every process computes it for all of them, as
     with DDP, and changes its own part. Updates have the size of AdamW's at the same learning rate

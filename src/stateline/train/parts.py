@@ -16,7 +16,7 @@ class Part(NamedTuple):
     """A process's part of a tensor; one process, the owner of the tensor, needs the whole.
 
     Attributes:
-        rows: Its rows; the whole tensor if ``holders`` is empty; nothing if the owner needs none.
+        rows: Its rows; the whole tensor if ``holders`` is empty; empty if not needed.
         like: The whole tensor, without memory.
         holders: The processes that hold the rows, in order; empty if each process holds all.
     """
@@ -37,7 +37,7 @@ class Part(NamedTuple):
         return cls(tensor.detach() if needed else tensor.new_empty(0), like, holders)
 
     def send(self, owner: int, group: Any = None) -> Callable[[], object]:
-        """Begin to send the rows to the owner; the function that is returned waits for it.
+        """Begin to send the rows to the owner; the returned function waits until they are sent.
 
         The owner must ask for tensors in the order in which they are sent.
         """
@@ -49,7 +49,7 @@ class Part(NamedTuple):
         return lambda: (sending.wait(), rows)  # rows must live until then
 
     def whole(self, rank: int, memory: Tensor, group: Any = None) -> Tensor:
-        """The whole tensor, in its owner, to which the other holders send.
+        """The whole tensor, for its owner, which receives the rows of the other holders.
 
         Args:
             rank: Number of this process.
@@ -90,7 +90,7 @@ class Copies:
         """The parts with copies of their rows, which overwrite the copies of the last call."""
         sizes = [-(-part.rows.nbytes // ALIGNMENT) * ALIGNMENT for part in parts]
         if (needed := sum(sizes)) > len(self._memory):
-            self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes first
+            self._memory = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
             room = needed + needed // 8  # for states that grow; it takes no memory until it is used
             self._memory = torch.empty(room, dtype=torch.uint8)
         copies = []

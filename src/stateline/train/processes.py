@@ -41,8 +41,8 @@ class Processes:
     """This process among the processes that train one model together.
 
     Every process takes its share of the rows of each batch, so the result depends on the number of
-    processes only by rounding. Two things are of each process: its masks of dropout, and the loss
-    that balances experts, of which the mean is added.
+    processes only by rounding. Two things differ between processes: the masks of dropout, and the
+    loss that balances experts, whose mean over the processes is added.
 
     Attributes:
         rank: Number of this process, from 0.
@@ -104,7 +104,7 @@ class Processes:
         return values
 
     def scoring(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside, divide the rows of each scored batch among the processes."""
+        """Inside the ``with`` block, divide the rows of each scored batch among the processes."""
         if self.count == 1:
             return nullcontext()
         sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
@@ -149,7 +149,7 @@ class Processes:
         return shards
 
     def wrap(self, segment: Segment, shards: int) -> nn.Module:
-        """The segment for all processes; its model is divided in place among ``shards`` of them."""
+        """The segment for all processes; its model is sharded in place among ``shards`` of them."""
         if self.count == 1:
             return segment
         if shards == 1:
@@ -175,7 +175,7 @@ class Processes:
 
 
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """This process's part of a tensor, and its place in all elements."""
+    """This process's part of a tensor, and the index of its first element in the whole tensor."""
     if not isinstance(tensor, DTensor):
         return tensor, 0
     mesh, local = tensor.device_mesh, tensor.to_local()
@@ -197,23 +197,23 @@ def shard(model: AnyModel, mesh: DeviceMesh, dtype: torch.dtype = torch.float32)
         dtype: Precision of matrix products in training.
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    for module in (*model.stack.links, model):  # no output is changed in place
+    for module in (*model.stack.links, model):  # nothing changes outputs in place
         fully_shard(module, mesh=mesh)
         for verb in ("init_state", "forward_chunk", "_step", "_step_"):
             _gather_for(module, verb)
     exact = float32_parameters(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and f"{name}.weight" not in exact:
-            even = len(module.weight) % mesh.size(-1) == 0  # FSDP pads others by itself
+            even = len(module.weight) % mesh.size(-1) == 0  # FSDP pads the others
             if dtype != torch.float32 and even:
                 _gather_in(dtype, module.weight)
 
 
 def _gather_for(module: Any, verb: str) -> None:
-    """Gather parameters for a method, unless the module itself calls it: it has gathered them.
+    """Gather parameters for a method, unless its own module calls it and has gathered them.
 
-    FSDP would give them back after the inner call, and gather them anew at the next one. How many
-    inner calls there are depends on the rows of a process, and the others would wait for more.
+    FSDP would free them after the inner call, and gather them again at the next one. The number of
+    inner calls depends on the rows of a process, so other processes would wait for ever.
     """
     own = getattr(module, verb)
     register_fsdp_forward_method(module, verb)

@@ -83,7 +83,7 @@ class _Contents(NamedTuple):
     weights: Mapping[str, Entry]
     moments: Mapping[str, Entry]
     likes: Mapping[str, Moments]  # tensors like the moments of each parameter
-    state: Any  # that this process's rows carry
+    state: Any  # the carried state of this process's rows
     random: Tensor
 
 
@@ -185,7 +185,7 @@ def _check_values(kind: str, tensors: Mapping[str, Entry], steps: int) -> None:
 def _check_moments(
     moments: Mapping[str, Entry], wanted: Mapping[str, Mapping[str, Tensor]], steps: int
 ) -> None:
-    """Check the optimizer's moments of every parameter; one without any gradient has none.
+    """Check the optimizer's moments of every parameter that has had a gradient; others have none.
 
     Args:
         moments: By ``parameter/kind``.
@@ -214,8 +214,8 @@ def _own_state(blocks: list[dict[str, Entry]], update: Updater) -> Any:
     """The carried state of this process's rows, from the blocks that hold them.
 
     Args:
-        blocks: Its leaves by number, of the rows of each process that wrote it.
-        update: Has the model, and its device.
+        blocks: For each process that wrote it, the leaves of its rows' state by number.
+        update: The run that continues.
     """
     if not update.config.carry_state:
         if any(blocks):
@@ -235,7 +235,7 @@ def _own_state(blocks: list[dict[str, Entry]], update: Updater) -> Any:
 
 
 def _state(leaves: Mapping[str, Entry], model: AnyModel, rows: int) -> Any:
-    """The carried state of some rows, of a model without memory."""
+    """The carried state of some rows, for a model on the meta device."""
 
     def template(capacity: int) -> Any:
         return model.init_state(1, capacity=capacity)

@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     start: int
 
     def pieces(self, first: int = 0, count: int | None = None) -> Iterator[Tensor]:
-        """The element ``first`` and all after it, as vectors that share one memory.
+        """``count`` elements (by default all) that begin at ``first``, as vectors in one buffer.
 
         Raises:
             ValueError: If the file ends too early.
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
                 left -= len(part) // size
 
     def fill(self, target: Tensor, first: int = 0) -> None:
-        """Copy the element ``first`` and the next ones into a tensor of the same dtype."""
+        """Fill a tensor of the same dtype with the elements that begin at ``first``."""
         whole = target if target.is_contiguous() else torch.empty_like(target).contiguous()
         flat, place = whole.detach().view(-1), 0
         for piece in self.pieces(first, flat.numel()):
