@@ -26,9 +26,9 @@ class Converter(NamedTuple):
         recognise: For other formats: whether settings (``{}`` if there are none) and names of
             tensors belong to it.
         parts: All tensors of a model, if :func:`~stateline.models.convert.decoder_parts` does not
-            list them; from our configuration and the settings (``{}`` on the way back).
+            list them; from our configuration and the settings (``{}`` when writing).
         read_off: Settings that follow from the shapes of the tensors.
-        one_way: Why there is no way back, if there is none.
+        one_way: Why the format cannot be written, if it cannot.
         file: Name of the weights file that the official program reads.
     """
 

@@ -47,7 +47,7 @@ def layer_types(settings: Settings, names: str, known: Sequence[str]) -> list[st
 
 
 def layer_indices(settings: Settings, name: str) -> list[int] | None:
-    """Numbers of some layers, ``None`` if they are missing; InputError if they are no such list."""
+    """A list of layer numbers; ``None`` if it is missing; InputError if it is something else."""
     found = settings.get(name)
     if found is not None and not (isinstance(found, list) and all(type(i) is int for i in found)):
         raise InputError(f"{name} must be a list of layers, got {found!r:.80}")
@@ -127,7 +127,7 @@ def field(
         ours: Name of a setting of our model, or LAYER.KEYWORD.
         default: The value if the field is missing, which also defines its type. ``None``: the field
             is a required positive integer.
-        words: What the setting is where the field is true or false.
+        words: Our value for a field that is false, and for one that is true.
     """
     layer, _, keyword = ours.rpartition(".")
     alike = ("attention", "sliding_attention") if layer == "attention" else (layer,)
@@ -401,7 +401,7 @@ def rope_keywords(
 ) -> dict[str, Value]:
     """Rotary positions; newer files have ``rope_parameters``, older ones single fields.
 
-    As in transformers, ``rope_scaling`` replaces ``rope_parameters``, and single fields hold where
+    As in transformers, ``rope_scaling`` replaces ``rope_parameters``, and single fields count if
     neither has a value.
 
     Args:

@@ -28,7 +28,7 @@ _RELEASED_HEADS = {768: 12, 1024: 16, 2048: 16, 2560: 20}
 
 
 def released_names(found: Collection[str]) -> dict[str, str]:
-    """The name in released files of each tensor of any official file.
+    """For each tensor of an official file, its name in released files.
 
     Older files have another prefix. In their code, each branch normalised its sum for the next
     branch, so that a norm is named after the branch before it.
@@ -44,7 +44,7 @@ def released_names(found: Collection[str]) -> dict[str, str]:
 
 
 def _moved_norm(name: str, last: int) -> str:
-    """Name in a released file of a norm in an older one."""
+    """The name that a norm of an older file has in released files."""
     if name.startswith("backbone.norm."):
         return name.replace("norm", "layers.0.norm1", 1)
     match = re.fullmatch(r"backbone\.layers\.(\d+)\.norm([12])\.(\w+)", name)
@@ -171,7 +171,7 @@ def _parts(config: ModelConfig, settings: Settings) -> list[Part]:
 
 
 def in_order_of_pytorch(parts: list[Part], heads: int) -> list[Part]:
-    """The tensors of H3 layers on the path ``pytorch``: another order of inputs of the last map."""
+    """The tensors of H3 layers on the path ``pytorch``, whose last map orders inputs otherwise."""
     change = Change(
         lambda t: t.unflatten(1, (-1, heads)).transpose(1, 2).flatten(1),
         lambda t: t.unflatten(1, (heads, -1)).transpose(1, 2).flatten(1),
@@ -181,7 +181,7 @@ def in_order_of_pytorch(parts: list[Part], heads: int) -> list[Part]:
 
 
 def _rates(mixer: Layer) -> Tensor:
-    """The angle that each pair of rotated entries turns by per token."""
+    """The angle per token of each pair of rotated entries."""
     dims = int(mixer.keywords["d_head"] * mixer.keywords["rotary_fraction"]) // 2 * 2
     steps = torch.arange(0, dims, 2, dtype=torch.float32)
     return 1.0 / (mixer.keywords["rope_base"] ** (steps / dims))

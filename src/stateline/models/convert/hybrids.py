@@ -196,7 +196,7 @@ def _usual(d_head: int) -> float:
 
 
 def _numbers(settings: fields.Settings, name: str, n: int) -> list[float]:
-    """A list of n factors, which are 1 if it is missing."""
+    """A list of n factors; if it is missing, all are 1."""
     found = settings.get(name)
     if found is None:
         return [1.0] * n
@@ -500,7 +500,7 @@ _FIELDS = {
             _read_hidden,
             _write_hidden,
         ),
-        # of older versions, which have the same also under other names
+        # fields of older versions, whose values new names repeat
         inert="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu "
         "block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads theta "
         "use_pos_enc",

@@ -35,7 +35,7 @@ _LAYERS = ("full_attn_layers", "kda_layers")
 
 
 def _read_nested(draft: Draft) -> None:
-    """Fields inside another."""
+    """Move the fields of ``linear_attn_config`` to the top level."""
     delta = section(draft.settings, "linear_attn_config")
     if unknown := sorted(delta.keys() - {*_DELTA, *_LAYERS}):
         raise InputError(f"linear_attn_config with {unknown[0]} is not supported")

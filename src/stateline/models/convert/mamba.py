@@ -104,7 +104,7 @@ def _write_heads(model: Written) -> dict[str, Any]:
 
 _MODEL = (
     field("layer_norm_epsilon", "norm_eps", 1e-5),
-    # without effect here: our residual stream has the precision of the weights
+    # no effect here: our residual stream has the precision of the weights
     Rule("residual_in_fp32", lambda _: None, lambda _: {"residual_in_fp32": True}),
 )
 _LAYER = ("use_bias", "use_conv_bias", "conv_kernel", "state_size")

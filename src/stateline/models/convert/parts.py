@@ -76,8 +76,7 @@ class Names(NamedTuple):
         blocks: How a mixer and its feed-forward may be joined: words of ``ModelConfig.block``.
         head: Output matrix.
         writes_tied_head: Whether files hold the output matrix although it is the embedding.
-        spell: The names in files of other versions, as a function from all names of a file to the
-            names here.
+        spell: A function from all names in a file, also of another version, to the names here.
     """
 
     embedding: str
@@ -152,8 +151,8 @@ class Part(NamedTuple):
     Attributes:
         ours: Our name; empty for official tensors that our model does not need.
         theirs: The official names.
-        rows: For several official tensors: the number of rows of each; by default, what files
-            hold, written in equal parts.
+        rows: For several official tensors: the number of rows of each; by default, the sizes in the
+            file; when written, equal parts.
         changes: How the entries of official tensors are rearranged: one for all, or one for each.
         joined: How the entries of the joined rows are rearranged.
         whole: In files that have none of ``theirs``: the one official tensor that replaces them.
@@ -292,7 +291,7 @@ def _side_by_side(item: Item, config: ModelConfig) -> Iterator[Layer]:
 def layer_of(
     name: str, given: Mapping[str, Value], config: ModelConfig, *, inside: bool = False
 ) -> Layer:
-    """A layer or wrapper with all its keywords, from those of the pattern.
+    """A layer or wrapper with all its keywords, from its keywords in the pattern.
 
     If it is the feed-forward inside a block, the model's keywords go first.
     """
@@ -359,7 +358,7 @@ def matched(found: Iterable[str], parts: Sequence[Part], names: Names) -> dict[s
 
 
 def _as_in(files: Collection[str], part: Part) -> Part:
-    """A part by the official names that files have."""
+    """A part, with the official names that the file uses."""
     return Part(part.ours, (part.whole,)) if part.whole in files else part
 
 
@@ -411,7 +410,7 @@ def _checked(name: str, tensor: Tensor) -> Tensor:
 
 
 def _read(part: Part, found: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
-    """Our tensor in memory of its own, from official ones of which one at a time is read."""
+    """One of our tensors, in memory of its own; official tensors are read one at a time."""
     names = iter(part.theirs)
     name, shape = "", torch.Size()
 
@@ -446,7 +445,7 @@ def _cat(pieces: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
 
 
 def _filled(pieces: Iterator[Tensor], rows: int, dtype: torch.dtype | None) -> Tensor:
-    """As :func:`_cat`, where the rows are known and one piece at a time is in memory."""
+    """Like :func:`_cat`, for known rows, with one piece at a time in memory."""
     first = next(pieces)
     filled = first.new_empty((rows, *first.shape[1:]), dtype=dtype or first.dtype)
     at = 0

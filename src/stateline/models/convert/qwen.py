@@ -39,7 +39,7 @@ def _every_fourth(draft: Draft) -> list[str]:
 
 
 def _qwen(kv_heads: int, *rules: Rule, inert: str = "") -> Fields:
-    """The fields of a family; its own ones, number of key heads, and those without effect."""
+    """The fields of a family, from its number of key heads, its own rules and inert fields."""
     return Fields(
         (
             *rules,
@@ -62,7 +62,7 @@ def _qwen(kv_heads: int, *rules: Rule, inert: str = "") -> Fields:
             "output_gate_type": ("swish",),
             "use_sliding_window": (False,),
         },
-        # of more heads for training, and precisions
+        # multi-token prediction in training, and precisions
         f"{LOSS} mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings {inert}",
         {"norm": "rms_offset", "attention.qk_norm": "offset", "attention.gated": True},
     )
@@ -101,7 +101,7 @@ _TOP = Fields(
 
 
 def _text_first(converter: Converter) -> Converter:
-    """The same for models that also read images, of which the part for text is read."""
+    """The converter, also for models that read images: it reads their part for text."""
 
     def config(settings: Settings) -> ModelConfig:
         if not settings.get("text_config"):

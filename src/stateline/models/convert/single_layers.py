@@ -212,7 +212,7 @@ def _skip(at: Place = _AT) -> list[Part]:
 
 
 def _upper_half(at: Place) -> list[Part]:
-    """The modes of S4's code, which stores those of negative frequency, unsigned."""
+    """The modes of S4's code, which stores modes of negative frequency without the sign."""
     return [
         *at.same("log_decay:A_real"),
         *at.same("log_dt:inv_dt", _FLAT),

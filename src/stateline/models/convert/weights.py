@@ -28,7 +28,7 @@ _UNREADABLE = (
     OSError,
     RuntimeError,
     EOFError,
-    LookupError,  # this and the next two: files that are no pickle at all
+    LookupError,  # this and the next two: the file is no pickle
     ValueError,
     TypeError,
 )
