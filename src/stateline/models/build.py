@@ -132,7 +132,7 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
 
 
 def _with_feed_forward(layer: AnyLayer, config: ModelConfig, kind: str) -> list[AnyLayer]:
-    """A mixer of a kind in a block of its own, and the feed-forward of its block."""
+    """The layers of one block: a mixer, and its feed-forward if it has one."""
     if not layer.wants_feed_forward or config.feed_forward == "none":
         return _block([layer], config, kind)
     name, keywords = feed_forward_of(config)
@@ -142,7 +142,7 @@ def _with_feed_forward(layer: AnyLayer, config: ModelConfig, kind: str) -> list[
 
 
 def _block(layers: list[AnyLayer], config: ModelConfig, kind: str) -> list[AnyLayer]:
-    """Join the layers of a block of a kind of mixer as configured."""
+    """Put the layers of a block on residual branches, as the configuration says."""
     if config.block == "plain":
         return layers
     norm = partial(NORMS[config.norm], config.d_model, config.norm_eps)

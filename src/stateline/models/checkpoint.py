@@ -34,10 +34,10 @@ from stateline.models.sequence_head import SequenceClassifier, SequenceRegressor
 CONFIG, WEIGHTS, HASHES = "config.json", "model.safetensors", "hashes.json"
 
 INDEX = f"{WEIGHTS}.index.json"
-"""Names the parts of a weights file that transformers has split."""
+"""The file that lists the parts of weights that transformers has split."""
 
 PREFIX = "model."
-"""Begins all names of tensors in files of transformers; no tensor of ours is named so."""
+"""Prefix of all tensor names in files of transformers; no tensor of ours has it."""
 
 
 def save_model(
@@ -61,7 +61,7 @@ def save_model(
         else:
             tensors = model.state_dict()
             save_file({name: x.detach().contiguous() for name, x in tensors.items()}, file)
-        (folder / HASHES).unlink(missing_ok=True)  # of the model that is about to be replaced
+        (folder / HASHES).unlink(missing_ok=True)  # the hashes of the replaced model
 
     write_atomically(folder / WEIGHTS, replace)
     write_text(folder / CONFIG, model.config.to_json())

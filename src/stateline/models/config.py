@@ -18,7 +18,7 @@ Init = Literal["width", "gpt2", "h3", "neox", "mamba", "staircase", "t5"]
 ConfigT = TypeVar("ConfigT", bound="ModelConfig")
 
 MAX_SIZE = 1 << 24
-"""Upper limit of widths, vocabularies and lengths, which turns typos into messages."""
+"""Upper limit of widths, vocabularies and lengths: typos become clear errors."""
 
 
 PRESET_NAME = re.compile(r"\w+-[\w.-]+")
@@ -83,10 +83,10 @@ class ModelConfig:
         embedding_multiplier: Factor of the embeddings of tokens.
         embedding_norm: Whether the embedded input is normalised, as in RWKV.
         residual_multiplier: Factor of the output of each residual branch.
-        stream_multiplier: Factor of the stream to which this output is added.
+        stream_multiplier: Factor of the residual stream before that output is added.
         logits_divisor: Divisor of the logits.
         logits_soft_cap: If set, logits y become c tanh(y / c) for this c.
-        embedding_dropout: Chance that an entry of the embedded input is dropped in training.
+        embedding_dropout: Probability that an entry of the embedded input is dropped in training.
         residual_dropout: The same for the output of each residual branch. Attention weights, the
             hidden units of feed-forwards and what LSTM layers pass on are dropped by the keyword
             ``dropout`` of these layers.

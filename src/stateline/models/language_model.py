@@ -31,8 +31,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     r"""Embedding, blocks, normalisation, and a linear map to the logits of the next token.
 
     ``forward`` and ``forward_chunk`` give the logits at every position; with ``keep=n`` only at the
-    last n, for 0 at none. Reading a prompt needs no others, and each position costs one product
-    with the output matrix.
+    last n (0: none). Prefill needs no others; each costs one product with the output matrix.
 
     By default, linear maps and embeddings are initialised from a normal distribution with standard
     deviation :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2),
@@ -65,7 +64,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.embedding_norm = norm(config.d_model, config.norm_eps)
         self.dropout = Dropout(config.embedding_dropout)
         self.stack = build_stack(config)
-        self.causal = self.stack.causal  # otherwise the model can only be measured
+        self.causal = self.stack.causal  # a model that is not causal can only be measured
         self.max_len = length_limit(config.max_len, self.stack)
         normed = config.block == "post_norm"  # already normalised by the last branch
         self.norm = NORMS["none" if normed else config.norm](config.d_model, config.norm_eps)

@@ -14,8 +14,8 @@
     argument := keyword "=" value | pattern
     value    := number | true | false | none | word | "quoted text"
 
-Only wrappers take patterns as arguments, few of them several, and groups may be nested. Tasks are
-named by the same grammar: ``copying(max_len=15)``.
+Only wrappers take patterns as arguments; most take one. Groups may be nested. Tasks are named by
+the same grammar: ``copying(max_len=15)``.
 """
 
 import re
@@ -31,7 +31,7 @@ MAX_DEPTH = 16
 """Upper limit on the nesting of groups and wrappers."""
 
 MAX_REPEAT = 9999
-"""Upper limit on a repeat count, nested groups multiplied out where they hold a single item."""
+"""Upper limit on a repeat count; nested counts of a single item are multiplied."""
 
 _TOKEN = re.compile(r"\s*(?:(?P<word>[^\s(),=*\"]+)|(?P<text>\"[^\"]*\")|(?P<mark>[(),=*]))")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -96,7 +96,7 @@ def canonical_pattern(text: str) -> str:
 
 
 def runs(names: Sequence[str]) -> str:
-    """A pattern of layers in order.
+    """The pattern of layers in this order; equal neighbours become a repeat count.
 
     Example:
         >>> runs(["attention", "attention", "sliding_attention"])

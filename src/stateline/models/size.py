@@ -16,7 +16,7 @@ WIDTH_STEP = 4
 """``match_width`` tries multiples of this."""
 
 WIDEST = 2**20
-"""``match_width`` refuses sizes that a model does not reach about this width."""
+"""``match_width`` refuses sizes that need a larger width than about this."""
 
 _NEAR = 72
 """Widths that are tried one by one: the smallest ones, and those around the wanted size."""
@@ -117,13 +117,13 @@ def match_width(
         too_large = 0
         for width in range(start, start + _NEAR * WIDTH_STEP, WIDTH_STEP):
             too_large += not too_small(width) and sizes.get(width, 0) > wanted
-            if too_large == 8:  # a few more than one, in case that some size falls
+            if too_large == 8:  # more than one, in case a size falls as the width grows
                 return
 
     scan(WIDTH_STEP)
     if not sizes:
-        measure(dataclasses.replace(config, d_model=_NEAR * WIDTH_STEP))  # says why
-    if max(sizes.values()) < wanted and len(set(sizes.values())) > 1:  # otherwise no width helps
+        measure(dataclasses.replace(config, d_model=_NEAR * WIDTH_STEP))  # raises the reason
+    if max(sizes.values()) < wanted and len(set(sizes.values())) > 1:  # else no width helps
         width = _last_too_small(too_small, max(sizes), min(sizes))
         if width > WIDEST:
             raise InputError(

@@ -94,7 +94,7 @@ def queue_automaton(kept: int, *, n_letters: int = 26) -> Automaton:
         for letter in letters:
             update[reading[queue], letter] = reading[(*queue, letter)[:kept]]
         update[reading[queue], n_letters + 1] = saying[queue]  # SEP
-        # Any next token, so also its own output, moves it to the next letter.
+        # Any token, its own output included, moves it to the next letter.
         update[saying[queue]] = saying[queue[1:]]
     update[:, n_letters] = reading[()]  # BOS
     output = torch.tensor([queue[0] if queue else 0 for queue in queues])

@@ -10,9 +10,9 @@ from stateline.settings import at_least
 def ngram_copy(letters: Sequence[int], n: int) -> list[int]:
     """Copy a string by looking up what followed the last n letters, without a network.
 
-    The first n letters are taken over. Each further letter is the one that follows the first place
-    in the string where the last n letters of the copy stand. The copy is right if no n letters
-    occur twice in the string; it ends early if the last n letters have no successor.
+    The copy begins with the first n letters. To extend it, find the first place where its last n
+    letters occur in the string, and append the letter after that place. The copy is right if no n
+    letters occur twice in the string; it ends early if the last n letters have no successor.
 
     Raises:
         InputError: If n is below one.
