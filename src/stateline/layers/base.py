@@ -221,7 +221,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
 
         Args:
             x: Input.
-            axes: Names of its axes, without those of the numbers at one position.
+            axes: Names of its axes, without the axis of numbers at one position.
         """
 
     @property

@@ -31,10 +31,10 @@ _specs: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 class unchecked:
-    """Skip the checks of calls whose inputs and states are known to fit, and have rows.
+    """Skip the checks of calls whose inputs and states are known to fit and to have rows.
 
-    For one token of a small layer, a check takes a noticeable part of the time. A context manager
-    made from a generator would, too, so this one is a class.
+    For one token of a small layer, a check takes a noticeable part of the time. So does a context
+    manager made from a generator: this one is a class.
     """
 
     __slots__ = ("_token",)
@@ -127,12 +127,12 @@ def _call(
             return result[:0] if name == "step_" else (result[0][:0], select_rows(result[1], []))
         result = run(x, state, **options)
         if name == "forward_chunk" and not x.shape[1]:
-            return result[0], copied(result[1])  # or writing to it would change the old state
+            return result[0], copied(result[1])  # else writing to it would change the old state
         return result
 
 
 def _check_input(layer: Any, x: Tensor, name: str) -> None:
-    """Vectors must be as wide as the layer; other layers check what they take."""
+    """Check the width of vectors; layers that take other inputs check these themselves."""
     if not isinstance(x, Tensor):
         raise InputError(
             f"{type(layer).__name__}.{name} takes a tensor, got {shown(x)}: give torch.as_tensor(x)"

@@ -70,7 +70,7 @@ class Branch(Around):
         layer: Any sequence layer.
         norm: A normalisation, applied to each position separately.
         multiplier: Factor of the layer's output.
-        dropout: Chance that an entry of the layer's output is dropped in training.
+        dropout: Probability that an entry of the layer's output is dropped in training.
         stream_multiplier: Factor of the stream to which the output is added.
     """
 
@@ -145,7 +145,7 @@ class Composite(SequenceLayer[tuple[Any, ...]]):
     """Layers that are called in a fixed order, each with its own state.
 
     Abstract: subclasses say which layers (``links``), and how their outputs make the output, in all
-    modes at once (``walk``).
+    modes at once (``run_links``).
     """
 
     packs = True
@@ -156,7 +156,7 @@ class Composite(SequenceLayer[tuple[Any, ...]]):
         """The layers in the order of their calls; one layer may occur several times."""
 
     @abstractmethod
-    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+    def run_links(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
         """The output, where ``call(layer, x, **options)`` runs the links in order."""
 
     def run(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
@@ -171,7 +171,7 @@ class Composite(SequenceLayer[tuple[Any, ...]]):
         def call(layer: AnyLayer, h: Tensor, **own: Any) -> Tensor:
             return self.run(layer, *row_inputs(layer, h, lengths), **own, **packed)
 
-        return self.walk(x, call)
+        return self.run_links(x, call)
 
     def _forward_chunk(
         self, x: Tensor, state: tuple[Any, ...], **packed: Any
@@ -194,11 +194,11 @@ class Composite(SequenceLayer[tuple[Any, ...]]):
             after.append(new)
             return y
 
-        return self.walk(x, call), tuple(after)
+        return self.run_links(x, call), tuple(after)
 
     def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
         states = iter(state)
-        return self.walk(x, lambda layer, h, **own: layer._step_(h, next(states), **own))
+        return self.run_links(x, lambda layer, h, **own: layer._step_(h, next(states), **own))
 
     def state_bytes(self, length: int) -> int:
         """Bytes of all states."""
@@ -232,7 +232,7 @@ class ParallelResidual(Composite):
         """The layers of the branches."""
         return [branch.layer for branch in cast("list[Residual]", self.branches)]
 
-    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+    def run_links(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
         """Add the outputs of all branches to their common input."""
         y = x
         for branch in cast("list[Residual]", self.branches):
@@ -284,7 +284,7 @@ class Chain(ActivationCheckpointing, Composite):
     Abstract: subclasses say which layers.
     """
 
-    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+    def run_links(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
         """The output of the last link."""
         for link in self.links:
             x = call(link, x)

@@ -1,7 +1,7 @@
 """A second interface of attention layers: attending to given keys and values.
 
-The cached staircase and the feedback wrapper give each layer of their core keys and values made
-from other vectors of the residual stream than its inputs. Only attention can use them.
+The cached staircase and the feedback wrapper compute keys and values for the layers of their core,
+from vectors of the residual stream other than the layers' inputs. Only attention can use them.
 """
 
 from abc import ABC, abstractmethod

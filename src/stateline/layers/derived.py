@@ -17,10 +17,10 @@ Watch = Callable[[dict[str, Any], str], None]
 
 
 class Memory:
-    """Values derived from the weights of a model, for as long as these stay as they are.
+    """Values derived from the weights of a model, kept as long as the weights do not change.
 
     The values own their memory: they are computed from copies of the weights. So a weight may be
-    freed while they live, as FSDP does after every call of a block.
+    freed while they exist, as FSDP does after every call of a block.
 
     It watches the weights that a value was computed from, and the first weight of the model, which
     shows a cast or a move. A weight has changed if its tensor, its storage or a module above it was
@@ -34,7 +34,7 @@ class Memory:
         self.forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy watches the copied model anew: weak references to storages are not copied."""
+        """A copy begins empty and watches the copied model: weak references are not copied."""
         return Memory, (self._model,)
 
     def renew(self) -> bool:
@@ -79,7 +79,7 @@ class Memory:
     def _unchanged(self) -> bool:
         """Whether modules, tensors, storages and counts of changes are the same.
 
-        Asked at every token, so it takes fractions of a microsecond per module and tensor.
+        It runs at every token, and takes fractions of a microsecond per module and tensor.
         """
         if self._steps != self._counted[0] or self._children != self._seen:
             return False
@@ -167,7 +167,7 @@ class _Copies(dict[str, Any]):
 
 
 def _twin(module: LayerT, watch: Watch) -> LayerT:
-    """The same module, except that everybody who reads its parameters gets a copy of them.
+    """The same module, except that whoever reads a parameter gets a copy of it.
 
     ``copy.copy`` would not do: the classes that FSDP makes cannot be constructed again.
     """

@@ -39,7 +39,7 @@ class Documents:
 
     Attributes:
         starts: The argument of this name, on the CPU.
-        mask: The same where the layers compute, for kernels that begin documents anew.
+        mask: The same on the device of the layers, for kernels that reset the state at documents.
         longest: Length of the longest document.
     """
 
@@ -128,7 +128,7 @@ class Documents:
 
 
 def mask_of(documents: Documents | None) -> Bool[Tensor, "batch length"] | None:
-    """What kernels take."""
+    """The mask for kernels that take ``starts``."""
     return None if documents is None else documents.mask
 
 

@@ -7,16 +7,16 @@ from stateline.errors import InputError
 
 
 class Dropout(nn.Dropout):
-    r"""In training, :math:`y = m \odot x / (1 - p)` with a random mask m that is 0 with chance p.
+    r"""In training, :math:`y = m \odot x / (1 - p)` with a random mask m; P(m = 0) = p.
 
     In evaluation, and with p = 0, the input itself is returned. Masks come from PyTorch's global
     generator, which training seeds before every update.
 
     Args:
-        p: Chance that an entry is dropped, from 0 to below 1.
+        p: Probability that an entry is dropped, from 0 to below 1.
 
     Raises:
-        InputError: If the chance is out of range.
+        InputError: If the probability is out of range.
 
     References:
         Srivastava et al., "Dropout", Journal of Machine Learning Research, 2014.
@@ -29,7 +29,7 @@ class Dropout(nn.Dropout):
 
     @property
     def rate(self) -> float:
-        """Chance that an entry is dropped now."""
+        """Probability that an entry is dropped in the present mode."""
         return self.p if self.training else 0.0
 
     def forward(self, x: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ State = Any
 A named tuple may have static methods: ``accumulators()``, which
 :func:`stateline.layers.accumulates` makes, names the fields whose precision :func:`to` does not
 change, ``storable()`` names further fields that :func:`stateline.layers.stored_state.stored`
-rounds, ``cat(states)`` joins states whose tensors differ in shape, ``trim(state)`` drops free room,
-and ``fit(state, like)`` gives a state as much room as another where the free slots are not the last
-ones.
+rounds, ``cat(states)`` joins states whose tensors differ in shape, ``trim(state)`` drops free
+slots, and ``fit(state, like)`` gives a state as much room as another where the free slots are not
+the last ones.
 """
 
 Fingerprint = Mapping[str, str]
@@ -146,7 +146,7 @@ def replace_rows(state: State, rows: Tensor, other: State) -> State:
 def overwrite_rows(state: State, rows: Tensor, other: State) -> None:
     """Overwrite the masked rows of a state by the same rows of another state of the layer.
 
-    If one state has more free room than the other, only the common part is written; the caller
+    If one state has more free slots than the other, only the common part is written; the caller
     guarantees that all slots in use lie there.
     """
     if isinstance(state, Tensor):
@@ -160,7 +160,7 @@ def overwrite_rows(state: State, rows: Tensor, other: State) -> None:
 
 
 def trim(state: State) -> State:
-    """Drop unused room that ``capacity`` made; the result shares memory with the state."""
+    """Drop the free slots that ``capacity`` reserved; the result shares memory with the state."""
     if isinstance(state, Tensor):
         return state
     if hasattr(state, "trim"):
@@ -310,7 +310,7 @@ def settings_of(module: nn.Module) -> dict[str, Any]:
     """Arguments of a module's constructor that the module has as attributes of the same names.
 
     A layer may keep them in a dataclass ``settings`` instead. Modules and tensors are left out, and
-    so are the chances of dropout, which acts in training only.
+    so are probabilities of dropout, which acts in training only.
 
     Example:
         >>> settings_of(nn.RMSNorm(4, eps=1e-6))
@@ -400,7 +400,7 @@ def sizes_of(least: Tensor, roomy: Tensor) -> tuple[int | None, ...]:
 
 
 def has_sizes(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
-    """Whether a shape has these axes, of which those that are ``None`` may have any size."""
+    """Whether a shape has axes of these sizes; ``None`` stands for any size."""
     return len(shape) == len(sizes) and all(
         size in (None, own) for own, size in zip(shape, sizes, strict=True)
     )

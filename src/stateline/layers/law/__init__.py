@@ -60,12 +60,12 @@ def check_layer(
     - Every parameter that matters gets a gradient.
     - No output depends on a later input, also in training mode, and rows do not mix.
     - The given state and input are unchanged, and every initial state is a fresh one.
-    - Documents that are packed into rows give the outputs, gradients and states of each alone.
-    - Joined states of different lengths give the outputs of each alone.
+    - Packed documents have the outputs, gradients and states of documents in rows of their own.
+    - States of different lengths can be joined; each row then gives its outputs as if alone.
     - Saving and loading a state or a ``state_dict`` changes nothing; the settings by which a saved
       state knows its layer are attributes.
     - bfloat16 runs, with accumulators in float32.
-    - ``state_bytes`` is true, and a state keeps little more memory than that.
+    - ``state_bytes`` is correct, and a state holds little more memory than that.
 
     Args:
         layer: The layer; it is copied, not changed.

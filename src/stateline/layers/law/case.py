@@ -37,7 +37,7 @@ class Case:
             outputs.append(y)
         return torch.cat(outputs, dim=1), state
 
-    def walk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def by_steps(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Feed one token after the other by ``step``."""
         outputs = []
         for x_t in x.unbind(dim=1):
@@ -45,7 +45,7 @@ class Case:
             outputs.append(y)
         return torch.stack(outputs, dim=1), state
 
-    def walk_in_place(self, x: Tensor, state: State) -> Tensor:
+    def by_steps_in_place(self, x: Tensor, state: State) -> Tensor:
         """Feed one token after the other by ``step_``, which changes the state."""
         with torch.no_grad():
             return torch.stack([self.layer.step_(x_t, state) for x_t in x.unbind(dim=1)], dim=1)

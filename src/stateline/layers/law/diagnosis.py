@@ -58,7 +58,7 @@ def _run(experiment: Callable[[Case], Iterator[str]], case: Case) -> Iterator[st
 
 
 def _verbs(case: Case) -> dict[str, Verb]:
-    """The verbs that go on from a state, each for a sequence of any length."""
+    """The methods that continue from a state, as functions of a sequence of any length."""
 
     def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = case.layer.step(x[:, 0], state)
@@ -135,10 +135,10 @@ def _random(case: Case) -> Iterator[str]:
 
 
 def _memory(case: Case) -> Iterator[str]:
-    """The results of a verb depend only on its arguments."""
+    """The results of a method depend only on its arguments."""
     first = case.init(capacity=case.x.shape[1])
     before = copied(first)
-    case.walk_in_place(case.x, first)
+    case.by_steps_in_place(case.x, first)
     if changed := _differing(case, before, case.init(capacity=case.x.shape[1])):
         yield f"init_state returns the same memory every time: {', '.join(changed)}"
     for verb, call in _verbs(case).items():

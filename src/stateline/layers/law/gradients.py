@@ -17,7 +17,7 @@ def gradients_agree(case: Case) -> Iterator[Finding]:
     weight = torch.randn_like(case.layer(case.x))
     whole = gradients(case, x, case.layer(x), weight, ())
     chunked = gradients(case, x, case.run(x, case.chunks, case.init())[0], weight, ())
-    stepped = gradients(case, x, case.walk(x, case.init())[0], weight, ())
+    stepped = gradients(case, x, case.by_steps(x, case.init())[0], weight, ())
     yield compare("gradients: chunks = forward", chunked, whole, case.limit)
     yield compare("gradients: steps = forward", stepped, whole, case.limit)
     yield _reach(case, whole)
@@ -27,7 +27,7 @@ def gradients_agree(case: Case) -> Iterator[Finding]:
     state = pytree.tree_unflatten(leaves, spec)
     whole = gradients(case, x, case.layer.forward_chunk(x, state)[0], weight, leaves)
     chunked = gradients(case, x, case.run(x, case.chunks, state)[0], weight, leaves)
-    stepped = gradients(case, x, case.walk(x, state)[0], weight, leaves)
+    stepped = gradients(case, x, case.by_steps(x, state)[0], weight, leaves)
     yield compare("gradients from a state: chunks", chunked, whole, case.limit)
     yield compare("gradients from a state: steps", stepped, whole, case.limit)
 

@@ -19,7 +19,7 @@ def outputs_agree(case: Case) -> Iterator[Finding]:
     with torch.no_grad():
         whole = case.layer(case.x)
         chunked, _ = case.run(case.x, case.chunks, case.init())
-        stepped, _ = case.walk(case.x, case.init())
+        stepped, _ = case.by_steps(case.x, case.init())
     yield Finding("chunks = forward", relative(chunked, whole), case.limit)
     yield Finding("steps = forward", relative(stepped, whole), case.limit)
 
@@ -31,8 +31,8 @@ def donated_steps_agree(case: Case) -> Iterator[Finding]:
     with torch.no_grad():
         _, state = case.layer.forward_chunk(x_head, case.init(capacity=rest))
         kept, donated = state, pytree.tree_map(torch.clone, state)
-        y = case.walk_in_place(x_rest, donated)
-        wanted, after = case.walk(x_rest, kept)
+        y = case.by_steps_in_place(x_rest, donated)
+        wanted, after = case.by_steps(x_rest, kept)
         following, _ = case.layer.step(case.x[:, 0], donated)
         wanted_following, _ = case.layer.step(case.x[:, 0], after)
     error = max(relative(y, wanted), relative(following, wanted_following))
@@ -42,7 +42,7 @@ def donated_steps_agree(case: Case) -> Iterator[Finding]:
     with torch.no_grad():
         whole = case.layer(case.x)
         for _ in range(2):
-            y = twin.walk_in_place(case.x, twin.init(capacity=case.x.shape[1]))
+            y = twin.by_steps_in_place(case.x, twin.init(capacity=case.x.shape[1]))
     yield Finding("every initial state is a fresh one", relative(y, whole), case.limit)
 
 
@@ -54,7 +54,7 @@ def outputs_fit(case: Case) -> Iterator[Finding]:
 
 
 def misfits(case: Case) -> Iterator[str]:
-    """What methods raise, or return in place of an output of the layer, in words."""
+    """In words: the errors of methods, and results that are no output of the layer."""
     layer, x, state = case.layer, case.x, case.init(capacity=1)
     calls: dict[str, Callable[[], Any]] = {
         "forward_chunk": lambda: layer.forward_chunk(x, state),

@@ -55,7 +55,7 @@ def packed_rows_agree(case: Case) -> Iterator[Finding]:
 
 
 def _output_error(case: Case, starts: Tensor, state: State | None) -> float:
-    """The error of the outputs, and of the outputs that follow from the states that are left."""
+    """The error of the outputs, and of outputs that continue from the final states."""
     (y, left), (wanted, after) = (
         read(case, case.x, starts, state) for read in (_packed, _separately)
     )

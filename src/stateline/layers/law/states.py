@@ -53,8 +53,8 @@ def ages_join(case: Case) -> Iterator[Finding]:
         wanted = torch.cat([wanted_first, wanted_second, wanted_first])
         joined = cat_states([first, second, first])
         chunked, _ = case.layer.forward_chunk(x_all, joined)
-        stepped, _ = case.walk(x_all, joined)
-        donated = case.walk_in_place(x_all, select_rows(joined, rows))
+        stepped, _ = case.by_steps(x_all, joined)
+        donated = case.by_steps_in_place(x_all, select_rows(joined, rows))
     error = max(relative(y, wanted) for y in (chunked, stepped, donated))
     yield Finding("states of different lengths can be joined", error, case.limit)
 
@@ -89,7 +89,7 @@ def settings_are_kept(case: Case) -> Iterator[Finding]:
 
 
 def size(case: Case) -> Iterator[Finding]:
-    """``state_bytes`` is true, and the state keeps no larger memory of a chunk alive."""
+    """``state_bytes`` is correct, and the state does not keep a whole chunk in memory."""
     with torch.no_grad():
         state = case.run(case.x[:1], case.chunks, case.init(1))[1]
     told, found = case.layer.state_bytes(case.x.shape[1]), nbytes(state)

@@ -13,7 +13,7 @@ from stateline.layers.mixers.heads import head_sizes
 from stateline.settings import at_least
 
 _NOTHING = -1e30
-"""Key of a token that is not there: its weight is zero."""
+"""Key of a token that does not exist: its weight is zero."""
 
 
 class Weighted(NamedTuple):
@@ -58,7 +58,7 @@ class AFT(SequenceLayer[AFTState]):
     Args:
         d_model: Width of input and output.
         n_heads: Number of heads, whose channels share :math:`w`; must divide ``d_model``.
-        window: Number of distances with a learned :math:`w`, 0 among them.
+        window: Number of distances with a learned :math:`w`, including 0.
 
     Raises:
         InputError: If the heads do not divide the width, or ``window`` is not positive.

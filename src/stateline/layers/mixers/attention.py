@@ -145,7 +145,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         return AttentionState(free, free.clone(), length)
 
     def begins_anew(self, x: Tensor, state: AttentionState | None = None) -> bool:
-        """Whether the kernel skips scores between documents; a cache keeps the last one alone."""
+        """Whether the kernel skips scores between documents; a cache holds only the last one."""
         plain = self.n_kv_heads == self.n_heads and not self.dropout.rate
         runs = plain and kernels_run(OP, x.device.type)
         return state is None and (runs or preferred("attention") == "flex")

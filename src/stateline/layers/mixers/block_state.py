@@ -121,8 +121,8 @@ class BlockState(SequenceLayer[BlockStateState]):
         InputError: If a size does not fit, a name is unknown, or the outputs cannot be independent.
 
     References:
-        Fathi et al., "Block-State Transformers", NeurIPS 2023. The token half of the layer is that
-        of Hutchins et al., "Block-Recurrent Transformers", NeurIPS 2022, and its code.
+        Fathi et al., "Block-State Transformers", NeurIPS 2023. Tokens attend as in Hutchins
+        et al., "Block-Recurrent Transformers", NeurIPS 2022, and its code.
     """
 
     # Differs from the paper's pseudo-code, which shifts the context of mf along the filters, so

@@ -31,7 +31,7 @@ class ConvolvedRecurrence(SequenceLayer[Any]):
 
     @abstractmethod
     def project(self, x: Float[Tensor, "batch *length d_model"]) -> Sequence[Any]:
-        """The input of the convolution, and others."""
+        """The input of the convolution, and the other inputs of :meth:`signals`."""
 
     @abstractmethod
     def signals(self, mixed: Tensor, *others: Any) -> tuple[Sequence[Any], tuple[Any, ...]]:

@@ -26,7 +26,7 @@ class TokenSettings:
             head replaces :math:`1 / \sqrt d`.
         zeros_before: Whether a block of zeros precedes the first block, as in the official code of
             Block-Recurrent models.
-        dropout: Chance that a weight of the tokens' attention is dropped in training.
+        dropout: Probability that a weight of the tokens' attention is dropped in training.
     """
 
     n_heads: int = 4
@@ -64,7 +64,7 @@ class CrossAttention(nn.Module):
         d_head: Width of a head; by default ``d_model / n_heads``.
         qk_norm: Whether queries and keys have unit length and a learned scale per head, initially
             1, replaces :math:`1 / \sqrt d`.
-        dropout: Chance that an attention weight is dropped in training.
+        dropout: Probability that an attention weight is dropped in training.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ def attend_by_block(
         v: Values of the same blocks.
         phase: Offset of each row's first query in its block.
         block_len: Number of queries in a block.
-        dropout: Chance that a weight is dropped.
+        dropout: Probability that a weight is dropped.
 
     Returns:
         Outputs of all heads.

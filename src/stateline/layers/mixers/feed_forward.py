@@ -81,7 +81,7 @@ class FeedForward(Positionwise):
         d_hidden: Hidden width; by default 4 ``d_model``, for gates 8/3 ``d_model`` (the same
             number of parameters), rounded to a multiple of 8.
         bias: Whether the maps have biases; by default all but gates.
-        dropout: Chance that a hidden unit is dropped in training.
+        dropout: Probability that a hidden unit is dropped in training.
         gate_scale: Constant factor of the gate before its nonlinearity.
         out_scale: Constant factor of the output.
 

@@ -134,7 +134,7 @@ class GatedDeltaNet(ConvolvedRecurrence):
         return super()._step_(x, state)
 
     def scan(self, *inputs: Any, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Several tokens of the rule for each token: the first decays, the last is read."""
+        """With several products, each is a step: the first decays the state, the last is read."""
         if self.n_products == 1:
             return super().scan(*inputs, starts=starts)
         (q, k, v, log_decay, beta), s = inputs
@@ -170,9 +170,9 @@ class GatedDeltaNet(ConvolvedRecurrence):
     def signals(
         self, mixed: Tensor, log_decay: Tensor, beta: Tensor, z: Tensor
     ) -> tuple[Sequence[Any], tuple[Tensor, ...]]:
-        """Scaled queries and keys (..., head, d_key), of unit length before, values, decays, beta.
+        """Queries (scaled) and keys of unit length (..., head, d_key), values, decays and beta.
 
-        The heads of each of several products follow those of the one before.
+        With several products, the heads of one product follow the heads of the product before it.
         """
         n = self.n_products
         q, k, v = mixed.split([self.d_keys, n * self.d_keys, n * self.d_values], dim=-1)

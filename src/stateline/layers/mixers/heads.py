@@ -39,7 +39,7 @@ def head_sizes(
 
 
 def check_normalised(d_model: int, n_heads: int, d_head: int) -> None:
-    """Refuse heads that their norm, which subtracts the mean, would make zero.
+    """Refuse heads of one number, which a norm that subtracts the mean makes zero.
 
     Raises:
         InputError: If a head has a single number.
@@ -134,7 +134,7 @@ class HeadSettings:
         score_scale: Factor of the scores in place of :math:`1 / \sqrt d`.
         bias: Whether the projections have biases: all, none, only the projections of queries, keys
             and values (``qkv``), or only the last one (``out``).
-        dropout: Chance that an attention weight is dropped in training.
+        dropout: Probability that an attention weight is dropped in training.
     """
 
     n_heads: int = 4

@@ -21,15 +21,15 @@ class HGRN2(MatrixAttention):
         y = W_o\, \mathrm{norm}([S_t^\top \mathrm{silu}(q_t)]_h)
 
     The forget gate :math:`f_t = \ell + (1 - \ell)\, \sigma(W_f x_t)` is never below the lower bound
-    :math:`\ell`; what it leaves free, :math:`1 - f_t`, is the key. The norm divides by the root
-    mean square over all heads.
+    :math:`\ell`, and :math:`1 - f_t` is the key. The norm divides by the root mean square over all
+    heads.
 
     Args:
         d_model: Width of input and output.
         n_heads: Number of heads, which divides the widths of gates and values.
         expand_k: Width of the gates of all heads, in units of ``d_model``.
         lower_bound: Lower bound :math:`\ell` of the forget gate, from 0 to less than 1.
-        learns_bound: Whether the bound is a parameter for each entry, which begins there.
+        learns_bound: Whether the bound is a parameter for each entry, initially ``lower_bound``.
         norm_eps: Added to the mean square in the norm.
 
     Raises:
@@ -82,7 +82,7 @@ class HGRN2(MatrixAttention):
         """Queries, keys, values and the logarithms of the forget gates; there is no gate."""
         q, f, v = self.in_proj(x).split(self.sizes, dim=-1)
         q, f, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, f, v))
-        f = f.to(torch.promote_types(state.s.dtype, torch.float32))  # states may be stored in less
+        f = f.to(torch.promote_types(state.s.dtype, torch.float32))  # states may be 16-bit
         if self.bound is None:
             log_forget, keep = F.logsigmoid(f), (1 - self.lower_bound) * torch.sigmoid(-f)
             log_forget = torch.log1p(-keep) if self.lower_bound else log_forget

@@ -57,8 +57,8 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         n_heads: Number of heads; must divide ``d_model`` unless ``d_head`` is given.
         d_head: Width of a head; by default ``d_model / n_heads``.
         d_latent: Width of the latent; by default twice ``d_head``.
-        d_rotary: Width of the rotated key, even; by default the even number nearest to half of
-            ``d_head`` from above.
+        d_rotary: Width of the rotated key, even; by default half of ``d_head``, rounded up to an
+            even number.
         position: Whether :math:`R_i` rotates (``rope``) or is the identity (``none``), as in
             Kimi-Linear.
         rope_base: Base of the angles: see :func:`stateline.ops.positions.rotate`.

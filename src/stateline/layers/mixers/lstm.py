@@ -34,7 +34,7 @@ class LSTM(SequenceLayer[LSTMState]):
     Args:
         d_model: Width of input, output and state.
         n_layers: Number of layers.
-        dropout: Chance that an entry that a layer passes to the next one is dropped in training.
+        dropout: Probability that an entry between two layers is dropped in training.
 
     Raises:
         InputError: If ``n_layers`` is not positive.

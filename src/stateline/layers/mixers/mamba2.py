@@ -61,11 +61,11 @@ class Mamba2Settings:
         min_step: Smaller steps :math:`\Delta` are raised to this, as in Nemotron-H.
         normalise: Whether there is a norm before the last map.
         gate_scale: Constant factor of z, as in Falcon-H1.
-        input_scale: The same for u before the convolution.
-        b_scale: The same for B.
-        c_scale: The same for C.
-        step_scale: The same for :math:`\delta`.
-        out_scale: The same for the output.
+        input_scale: Constant factor of u before the convolution.
+        b_scale: Constant factor of B.
+        c_scale: Constant factor of C.
+        step_scale: Constant factor of :math:`\delta`.
+        out_scale: Constant factor of the output.
     """
 
     d_state: int = 128

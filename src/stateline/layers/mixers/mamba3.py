@@ -51,9 +51,9 @@ class Mamba3(SequenceLayer[Mamba3State]):
     trapezoidal rule; with the biases of B and C it takes the place of the short convolution.
     :math:`g(a) = 1 + a` for :math:`a \ge 0`, else :math:`1 / (1 - a)`.
 
-    With ``mimo_rank`` above one, a token has as many keys and queries. Key r writes the values
-    scaled by weights :math:`u_t \odot w_r`, and query r reads for itself; its gate and its output
-    are scaled likewise, and the outputs are added. The state keeps its size.
+    A token has ``mimo_rank`` keys and queries. Key r writes the values scaled by weights
+    :math:`u_t \odot w_r`, and query r reads separately: its gate and its output are scaled in the
+    same way, and the outputs are added. The state keeps its size.
 
     The parameters other than linear maps and the state stay float32 under a cast to half precision.
 
@@ -66,7 +66,7 @@ class Mamba3(SequenceLayer[Mamba3State]):
         mimo_rank: Keys and queries of a token.
         rope_fraction: Part of the entries of B and C that are rotated, from 0 to 1.
         pairs: Which entries are rotated together: ``adjacent`` ones, or those at the same place in
-            both ``halves``. Official code has the first at rank 1, the second above.
+            both ``halves``. Official code uses ``adjacent`` at rank 1, and ``halves`` above.
         out_norm: Whether the output of a head is divided by its root mean square before the gate.
         decay_floor: Smallest :math:`g(a)`.
         norm_eps: Added to the mean square in the norms.
@@ -149,8 +149,8 @@ class Mamba3(SequenceLayer[Mamba3State]):
         self, x: Tensor, state: Mamba3State, starts: Documents | None = None
     ) -> tuple[Tensor, Mamba3State]:
         # A token adds its key and value twice: at once, and with weight (1 - lambda) Delta at the
-        # next token. Here one linear attention writes both parts at once. So its output has the
-        # later part too early, and lacks a token's keys behind its query: ``inside`` corrects both.
+        # next token. One linear attention writes both parts at once, so its output has the second
+        # part too early, and query r misses keys r + 1, ... of its token: ``inside`` corrects both.
         length, each = x.shape[1], None
         z, u, b, c, log_decay, now, before, turn = self._signals(x, state)
         if starts is not None:

@@ -18,7 +18,7 @@ from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
 
 @accumulates("s", "m")
 class MLSTMState(NamedTuple):
-    """Sum of products of keys and values, the last of which is one, and the logarithm of its scale.
+    """Sum of products of keys and values (the last value is one), and the logarithm of its scale.
 
     The sum itself is ``s`` times the exponential of ``m``.
     """
@@ -37,8 +37,8 @@ class MLSTM(MatrixAttention):
         \frac{C_t^\top q_t}{\max(|n_t \cdot q_t|, 1)} \Bigr) \Bigr]_h \odot \sigma(z_t) \right)
 
     with queries divided by :math:`\sqrt{d_k}`. The gates i and f of a head are
-    :math:`c \tanh(g / c)` for c = ``soft_cap`` and a linear map g. The norm is that of each head,
-    with mean and weight. C and n are kept divided by :math:`e^{m_t}`, where
+    :math:`c \tanh(g / c)` for c = ``soft_cap`` and a linear map g. The norm acts on each head; it
+    subtracts the mean and has a weight. C and n are kept divided by :math:`e^{m_t}`, where
     :math:`m_t = \max(\ln \sigma(f_t) + m_{t-1}, i_t)`, so that nothing overflows. The biases of the
     gates, the weight of the norm and the state stay float32 under a cast to half precision.
 

@@ -23,13 +23,13 @@ Scores = Literal["softmax", "sigmoid"]
 
 
 def default_expert(d_model: int, activation: str, top_k: int) -> int:
-    """Hidden width of an expert: ``top_k`` of them have that of a feed-forward."""
+    """Hidden width of an expert: ``top_k`` experts together are as wide as a feed-forward."""
     return -(-default_hidden(d_model, activation) // (8 * top_k)) * 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoESettings:
-    r"""Settings of :class:`~stateline.layers.MoE`, in its terms.
+    r"""Settings of :class:`~stateline.layers.MoE`, with its symbols.
 
     Attributes:
         experts: Number of experts E.
@@ -176,7 +176,7 @@ class MoE(Positionwise):
         return y + (always if self.gate is None else self.gate(x).sigmoid() * always)
 
     def _unbalance(self, used: Tensor, scores: Tensor) -> Tensor:
-        """The loss that balances, from the part of each expert and the scores."""
+        """The balancing loss, from each expert's share of the uses and the scores."""
         return self.experts * (used * scores.mean(dim=0)).sum()
 
     def flops_per_token(self, length: int) -> float:

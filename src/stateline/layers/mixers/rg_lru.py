@@ -23,7 +23,7 @@ from stateline.ops import (
 )
 
 _SHARPNESS = 8.0
-"""The constant c of the paper: how much faster a state decays at most than by its own rate."""
+"""The constant c of the paper: a state decays at most c times as fast as by its own rate."""
 
 _SLOWEST = 1e-15
 """Smallest rate -log a: gradients divide inputs by its square, which must not overflow."""

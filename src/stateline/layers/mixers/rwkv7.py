@@ -52,9 +52,9 @@ class RWKV7(SequenceLayer[RWKV7State]):
     f, the decay is :math:`w = \exp(-e^{-1/2} \sigma(f_w))` with tanh inside, the rate of learning
     :math:`a = \sigma(f_a)`, and the gate :math:`g = f_g` with a sigmoid inside. :math:`\kappa` is
     :math:`\xi \odot k'` at unit length, with :math:`k' = W_k x`, and
-    :math:`k = k' \odot (1 + (a - 1) \odot \eta)`. The norm is that of each head, with mean, weight
-    and bias. Parameters of single entries and the state stay float32 under a cast to half
-    precision.
+    :math:`k = k' \odot (1 + (a - 1) \odot \eta)`. The norm acts on each head; it subtracts the mean
+    and has weight and bias. Parameters of single entries and the state stay float32 under a cast to
+    half precision.
 
     Args:
         d_model: Width of input and output.

@@ -58,8 +58,8 @@ class SLSTM(SequenceLayer[SLSTMState]):
     References:
         Beck et al., "xLSTM: Extended Long Short-Term Memory", NeurIPS 2024, section 2.2 and
         appendix A; initial biases as in the official code about halfway through a model, where W
-        has the standard deviation :math:`\sqrt{2 / (5\,d)}` by the width of the layer; here by
-        that of a head.
+        has the standard deviation :math:`\sqrt{2 / (5\,d)}` for the width d of the layer; here d is
+        the width of a head.
     """
 
     keeps_float32 = True

@@ -101,7 +101,7 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
             return x, state
         outputs = []
         for chunk in x.split(CHECKPOINTED, dim=1):
-            y, state = self.run(self._walk, chunk, state)
+            y, state = self.run(self._steps, chunk, state)
             outputs.append(y)
         return torch.cat(outputs, dim=1), state
 
@@ -126,7 +126,7 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
         )
         return h[:, 0], FeedbackState(state.length + 1, memory)
 
-    def _walk(self, x: Tensor, state: FeedbackState) -> tuple[Tensor, FeedbackState]:
+    def _steps(self, x: Tensor, state: FeedbackState) -> tuple[Tensor, FeedbackState]:
         outputs = []
         for x_t in x.unbind(dim=1):
             y_t, state = self.step(x_t, state)

@@ -50,7 +50,7 @@ class Parallel(Composite):
         """The layers."""
         return self.core.links
 
-    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+    def run_links(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
         """The sum of the outputs, or the mean of the normalised ones."""
         outputs = [call(layer, x) for layer in self.links]
         if self.normalise:

@@ -56,7 +56,7 @@ class Shared(ActivationCheckpointing, Composite):
         block, *parts = self._parts
         return [link for part in parts for link in (block, part)] or [block]
 
-    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+    def run_links(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
         """Correct the input of the block at each depth."""
         block, *parts = self._parts
         for adapter, part in zip_longest(self.adapted, parts):

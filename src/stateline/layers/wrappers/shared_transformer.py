@@ -126,7 +126,7 @@ class SharedTransformer(ActivationCheckpointing, Composite):
         core: A stack of the parts; another layer is the only part.
         n_heads: Number of heads of attention; must divide ``2 * d_model``.
         d_hidden: Hidden width of the feed-forward; by default 4 ``d_model``.
-        blocks: Number of transformers; the depths have them in turn.
+        blocks: Number of transformers; the depths use them in turn.
         rank: Rank of the adapters.
         adapts_attention: Whether queries, keys and values have adapters.
         position: Positions of attention.
@@ -206,7 +206,7 @@ class SharedTransformer(ActivationCheckpointing, Composite):
             found += [link] if place is None else [place, inside(link)]
         return found
 
-    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+    def run_links(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
         """The output, where ``call`` runs one of the links."""
         h = x
         for place, link in self._plan():

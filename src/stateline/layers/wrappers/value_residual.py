@@ -50,7 +50,7 @@ class ValueResidual(ActivationCheckpointing, Composite):
         """Operations of the layers and of the maps."""
         return super().flops_per_token(length) + flops_inside(self.mixes, length)
 
-    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+    def run_links(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
         """The output of the last layer; each ``rwkv7`` gets a function of its values."""
         values = self._values()
         for link in self.links:
