@@ -91,7 +91,7 @@ for locator in caching.CompileResultCacheImpl._locator_classes:
 """ + LOGGED.replace("result(), result()", "print(len(result()))")
     printed, logged = python(folder, code)
     assert printed == "5"
-    assert logged.count("compiled anew in every process") == 1
+    assert logged.count("compiled again in every process") == 1
 
 
 def without(missing: Sequence[str], code: str, *arguments: str) -> str:

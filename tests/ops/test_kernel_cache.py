@@ -58,7 +58,7 @@ def test_a_process_that_compiles_computes_the_bits_of_one_that_finds_kernels(
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
 @pytest.mark.parametrize("kept", [0, 20])
-def test_damaged_kernels_are_compiled_anew(tmp_path: Path, ending: str, kept: int) -> None:
+def test_damaged_kernels_are_compiled_again(tmp_path: Path, ending: str, kept: int) -> None:
     python(ROTATE, tmp_path)
     for file in tmp_path.rglob(f"*.{ending}"):
         os.truncate(file, kept)
@@ -71,7 +71,7 @@ def test_damaged_kernels_are_compiled_anew(tmp_path: Path, ending: str, kept: in
 def test_a_full_disk_costs_the_cache_and_not_the_result(tmp_path: Path) -> None:
     result, log = python(ROTATE, tmp_path, largest_file=100)
     assert float(result) == 8
-    assert "CPU kernels are compiled anew in every process: cannot write" in log
+    assert "CPU kernels are compiled again in every process: cannot write" in log
     assert str(tmp_path) in log
 
 

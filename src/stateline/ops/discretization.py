@@ -16,7 +16,7 @@ from stateline.ops.planes import Planes, divide, exponential_minus_one
 Discretization = Literal["zoh", "bilinear"]
 
 _SMALL = 1e-8
-"""Below, the gain is 1 + z/2 to all digits, and z squared may be zero."""
+"""Where z is smaller, the gain is 1 + z/2 to all digits, and z squared may be zero."""
 
 
 def zero_order_hold(

@@ -123,7 +123,7 @@ def checked_step(
 
     Args:
         step: ``step(*inputs)`` computes one token.
-        function: A function with a door.
+        function: A function decorated with :func:`door`.
         weights: The tensors that the steps are prepared from. Weights of the same shapes share
             their passed checks, so preparing steps at every token is cheap.
         arguments: From the inputs of a step, the arguments of ``function``.
@@ -140,7 +140,7 @@ def checked_step(
 
 
 def step_of(op: Op, whole: Callable[P, T]) -> Callable[P, T]:
-    """The public function of one step of a recurrence, made from the one of whole sequences.
+    """The public function of one step of a recurrence, made from that of whole sequences.
 
     Its arguments and results have no axis ``length``, and none of them may be omitted.
     """

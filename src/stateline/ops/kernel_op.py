@@ -34,9 +34,8 @@ class KernelOp:
         forward: ``forward(*inputs) -> outputs``, whose inputs are annotated as tensors, plain
             values, ``None``, or named tuples of these; outputs are tensors and named tuples.
         backward: ``backward(*grad_outputs, *inputs)`` returns the gradients of the inputs, tensors
-            or arrays with as many entries, nested like the inputs and in their order. What stands
-            for inputs that are no floating-point tensors is ignored, and may be left out at the
-            end.
+            or arrays with as many entries, nested like the inputs and in their order. Entries for
+            other inputs than floating-point tensors are ignored; at the end, they may be left out.
         fake: Like ``forward``, for tensors without data: empty outputs of the right shapes. By
             default ``forward`` itself, which must then be made of PyTorch's functions.
     """
@@ -90,7 +89,7 @@ class KernelOp:
         return [_like(g, x) for g, x in zip(found, inputs, strict=True)]
 
     def _own_gradients(self, *flat: Any) -> list[Tensor]:
-        """For every input that can have one, contiguous and apart: operators return no views."""
+        """A gradient for each input that can have one: contiguous, and no view, for operators."""
         pairs = zip(self.gradients(*flat), flat[len(self._outputs.types) :], strict=True)
         found = [torch.zeros_like(x) if g is None else g for g, x in pairs if _has_gradient(x)]
         found = [g.contiguous() for g in found]
@@ -115,7 +114,7 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward pass of an autograd function whose gradients cannot be differentiated again.
 
     PyTorch's ``once_differentiable`` returns constants if the gradients of the outputs need no
-    gradient, although those of the inputs depend on the inputs, too.
+    gradient, although the gradients of the inputs depend on the inputs, too.
     """
 
     @wraps(backward)
@@ -130,7 +129,7 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Final(torch.autograd.Function):
-    """Gradients as they are, which refuse to be differentiated by what they are made from."""
+    """Return gradients unchanged; to differentiate them again is an error."""
 
     @staticmethod
     def forward(ctx: Any, gradients: Sequence[Tensor | None], *made_from: Tensor | None) -> Any:  # noqa: ARG004
@@ -214,7 +213,7 @@ def _like(gradient: Any, x: Any) -> Tensor | None:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether a tensor is of no subclass, such as a sharded parameter."""
+    """Whether a tensor is no instance of a subclass, as sharded parameters are."""
     return type(x) in _PLAIN
 
 

@@ -22,7 +22,7 @@ from stateline.ops.kernel_op import is_plain
 LEAST, LEAST_IN_HALVES = 1 << 21, 1 << 23
 """Multiplications below which finding oneDNN's kernel costs more than it saves.
 
-The second one is for processors that compute with AVX-512 in two halves, such as Zen 4, or with
+The second limit is for processors that compute with AVX-512 in two halves, such as Zen 4, or with
 AVX2 alone.
 """
 
@@ -41,9 +41,9 @@ def linear(
         >>> linear(torch.ones(2), torch.tensor([[1.0, 2.0]]), torch.tensor([0.5]))
         tensor([3.5000])
     """
-    if torch.compiler.is_compiling():  # a size that is asked for becomes a limit of the graph
+    if torch.compiler.is_compiling():  # a size that is read would restrict the graph
         return F.linear(x, weight, bias)
-    few = x.numel() * weight.shape[0] < LEAST  # found sooner than the rest, for single tokens
+    few = x.numel() * weight.shape[0] < LEAST  # the cheapest check first, for single tokens
     if few or not (_by_onednn(x, weight) and _is_eager(x, weight)):
         return F.linear(x, weight, bias)
     if wants_gradient(x, weight, bias):

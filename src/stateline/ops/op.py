@@ -141,7 +141,7 @@ class Example(NamedTuple):
 class Op:
     """An op and its backends, in the order in which ``auto`` prefers them.
 
-    A backend is a module with functions of the op's names. It may define three functions more.
+    A backend is a module with functions of the op's names. It may define three more functions.
     Two return "" or the reason: ``available() -> str``, why it cannot run on this machine, and
     ``can_use(function, *inputs) -> str``, why it cannot run this call (device, dtype, shape,
     gradient). The third, ``gains(function, *inputs) -> bool``, says whether it runs the call faster
@@ -156,7 +156,7 @@ class Op:
 
     Attributes:
         candidates: For each function that was called, by its name, the backends in order. A
-            namespace, for ``torch.compile`` knows a dictionary as it was when it was first read.
+            namespace: ``torch.compile`` would keep a dictionary as it was at the first read.
     """
 
     def __init__(

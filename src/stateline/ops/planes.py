@@ -13,7 +13,7 @@ def precise(x: Tensor) -> Tensor:
 
 
 def powers_of(log: Planes, exponents: Tensor) -> Float[Tensor, "*shape power 2"]:
-    """Powers of complex numbers with these logarithms, precisely."""
+    """Powers of complex numbers with these logarithms, in float64 where possible."""
     return exponential(precise(log)[..., None, :] * exponents[:, None])
 
 

@@ -58,7 +58,7 @@ def rotate(
 
     Args:
         x: Queries or keys.
-        positions: Position of each entry; one row is shared by the whole batch.
+        positions: Position of each token; one row is shared by the whole batch.
         dims: Number of rotated entries; even.
         base: Base of the angles; the slowest pair has a period of 2 pi base^(1 - 2/r) positions.
         scaling: Change of the frequencies; ``None`` means none.

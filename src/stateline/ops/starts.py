@@ -1,4 +1,4 @@
-"""Documents in the rows of a signal: what recurrences need to begin anew at each of them."""
+"""Documents in the rows of a signal: how recurrences reset their state at each of them."""
 
 import torch
 from jaxtyping import Bool, Float

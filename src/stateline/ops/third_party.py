@@ -16,7 +16,7 @@ DEVICE = "cuda"
 
 
 def no_device() -> str:
-    """Why none of them runs on this machine, or an empty string."""
+    """Why none of these kernels runs on this machine, or an empty string."""
     return "" if torch.cuda.is_available() else "there is no CUDA device"
 
 

@@ -97,7 +97,7 @@ def attention(
         k: Keys, at least as many as queries.
         v: Values.
         mask: Starts s, slopes m, windows w and first slots f.
-        dropout: Chance that a weight is dropped, and the others are scaled by 1 / (1 - dropout).
+        dropout: Probability that a weight is dropped; the others are scaled by 1 / (1 - dropout).
 
     Returns:
         Weighted sums of the values, in the dtype of ``q``.

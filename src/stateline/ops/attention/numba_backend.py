@@ -35,7 +35,7 @@ def can_use(function: str, *inputs: Any) -> str:
         return _can_step(*inputs)
     q, k, v, mask, dropout = inputs
     if q.shape[2] != k.shape[2] and not _takes_steps(q, k, v, mask):
-        return "the numba kernel wants as many heads of keys as of queries, except of few queries"
+        return "with many queries, the numba kernel needs equal numbers of key and query heads"
     if mask.slopes is not None and wants_gradient(mask.slopes):
         return "the numba kernel gives no gradient to slopes"
     if dropout:
@@ -75,7 +75,7 @@ def _can_step(
 
 
 def _takes_steps(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> bool:
-    """Whether the kernel for few queries serves."""
+    """Whether the kernel for few queries can run the call."""
     return q.shape[1] <= FEW_QUERIES and mask.first is None and not wants_gradient(q, k, v)
 
 

@@ -36,7 +36,7 @@ from stateline.ops.numba_common.vector import (
 from stateline.ops.positions import NEAR
 
 TILE = 64
-"""Keys whose scores are in the fastest cache at a time."""
+"""Keys of a tile, whose scores fit into the L1 cache."""
 
 ROWS = 8
 """Keys that go through a block of queries together, as one vector of ``ALL`` lanes.
@@ -120,7 +120,7 @@ def _turn_back(rows, first, wide, block):
 
 @kernel
 def _multiply(out, to, apart, x, at, stride, vectors, place, between, count, depth, more):
-    """Rows of numbers x times vectors: sums over ``depth`` of them, or added to those in ``out``.
+    """Rows of numbers x times vectors, summed over ``depth``; with ``more``, added to ``out``.
 
     Row t of x begins at ``at + t * stride``, vector i at ``place + i * between``, and sum t at
     ``to + t * apart``.
@@ -167,7 +167,7 @@ def _add(total, weights, rows, first, count, d):
 
 @kernel
 def _by_distance(ceiling, bias, least, slope, window):
-    """The highest score of a key and the bias, for all distances of at least ``least``."""
+    """Fill tables with the upper bound of a score and its bias, for distances ``least``, ..."""
     number = bias.dtype.type
     for i in range(len(bias)):
         ceiling[i] = number(math.inf) if 0 <= least + i < window else number(HIDDEN)
@@ -208,7 +208,7 @@ def _partly(first, count, position, window):
 
 @kernel
 def _hide(scores, low, rows, firsts, query, count):
-    """Hide slots ``low``, ... that lie before the first one which each query of a block sees."""
+    """Hide the slots of a tile (at ``low``, ...) before the first slot that each query sees."""
     if firsts is not None:
         for lane in range(min(LANES, count)):
             for t in range(min(rows, firsts[query + lane] - low)):
@@ -398,7 +398,7 @@ def step(
     q, k, v, y, starts, slopes, windows, _, of_q, of_k, of_v, length, slots, heads, d, group,
     start, stop,
 ):  # fmt: skip
-    """The same for few queries of one document: vectors lie along the entries of a head.
+    """The forward pass for few queries of one document; vectors lie along the entries of a head.
 
     Each ``group`` of heads shares keys and values.
     """

@@ -13,7 +13,7 @@ can_use = third_party.can_use_fla
 def delta_rule(
     x: DeltaSignals, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Run their kernel."""
+    """Run the kernel."""
     signals = {name: getattr(x, name).to(x.v.dtype) for name in "qkvab"}
     gates = {"gk": x.log_decay.float()}
     return third_party.run_fla(chunk_dplr_delta_rule, state, starts, **signals, **gates)

@@ -16,7 +16,7 @@ from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
 
 WORK, STEP = 0.08, 1.0
-"""Nanoseconds per token and entry of the state, to tell whether threads pay."""
+"""Nanoseconds per token and entry of the state, to decide whether to use threads."""
 
 can_use = launch.can_run
 
@@ -51,7 +51,7 @@ class Corrections(NamedTuple):
 def padded(log_decay: Tensor, state: Tensor, *signals: Tensor) -> list[Tensor]:
     """Decay, state and signals in the kernels' precision, their entries in whole vectors.
 
-    Decays of heads (batch, length, head) get an axis more.
+    Decays of heads (batch, length, head) get one more axis.
     """
     dtype = launch.working_dtype(log_decay, state, *signals)
     decay = log_decay.to(dtype).exp()
@@ -66,7 +66,7 @@ def _prepared(x: DeltaSignals, state: Tensor) -> tuple[Corrections, Tensor]:
 
 
 def _whole_vectors(x: Tensor, *axes: int) -> Tensor:
-    """Zeros after the entries of some axes, up to a multiple of the lanes."""
+    """Pad some axes with zeros at the end, up to a multiple of the lanes."""
     for axis in axes:
         if missing := -x.shape[axis] % LANES:
             x = F.pad(x, (0, 0) * (-1 - axis) + (0, missing))
@@ -156,7 +156,7 @@ def _backward(grad: Tensor, grad_after: Tensor, x: DeltaSignals, state: Tensor) 
 
 
 def dots(x: Tensor, w: Tensor) -> Tensor:
-    """Products of the vectors in the last axis, which stays with one entry."""
+    """Dot products over the last axis, which stays with size 1."""
     return (x * w).sum(-1, keepdim=True)  # torch.einsum takes a matrix product for each of them
 
 

@@ -1,9 +1,9 @@
 """Delta rule by its recurrence, and its adjoint, which is a recurrence of the same kind.
 
-A task is a block of lanes of one head: its part of the state (row, LANES) goes through time in the
-fastest cache. Rows of the state are ``MODES`` at a time a wide vector. In ``lengthwise`` the rows
-are keys and the lanes values, and what a token finds in the state is written to it. In
-``crosswise`` the rows are values and the lanes keys; what is written is known in advance.
+A task is a block of lanes of one head: its part of the state (row, LANES) stays in the L1 cache
+over time. ``MODES`` rows of the state are a wide vector. In ``lengthwise`` the rows are keys and
+the lanes values, and what a token finds in the state is written to it. In ``crosswise`` the rows
+are values and the lanes keys; what is written is known in advance.
 
 Signals are flat (row, time, head, entry), the entries padded to a multiple of LANES; states are
 (row, head, row of the state, lane). Keys decay by ``each`` (row, time, head, key), or if that is

@@ -35,10 +35,10 @@ from stateline.ops.numba_common.vector import LANES
 from stateline.ops.stepping import Stepper
 
 FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
-"""Nanoseconds per position and mode, to tell whether threads pay."""
+"""Nanoseconds per position and mode, to decide whether to use threads."""
 
 ROW_PIECES = 8
-"""Parts of the batch with gradients of their own; fixed, so that threads do not change a sum."""
+"""Parts of the batch that are summed apart; fixed, so threads do not change the rounding."""
 
 Array = NDArray[Any]
 
@@ -112,7 +112,7 @@ def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
 def _ends(
     shape: torch.Size, borders: Array, starts: Tensor | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each document the row whose state it continues, and the one it leaves a state; or -1."""
+    """For each document: the row whose state it continues, the row whose state it leaves; or -1."""
     length = shape[-1]
     if starts is None or not length:
         rows = np.arange(len(borders) - 1)

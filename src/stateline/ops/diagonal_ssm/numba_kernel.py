@@ -37,10 +37,10 @@ STEPS = 16
 """Tokens after which states are corrected for the rounding of a."""
 
 SPAN = 4
-"""Neighbouring channel blocks that go through time side by side, for the sake of memory access."""
+"""Neighbouring channel blocks that are processed together, since memory access is then faster."""
 
 BACK = (4 if LANES == 16 else 2) * LANES
-"""Lanes of the modes that go back together: four fit into the 32 registers of AVX-512."""
+"""Lanes of the modes that the backward pass takes together: four fit AVX-512's 32 registers."""
 
 PLANES = 8
 """Re a, Im a, Re w, -Im w, the correction (2), b (2)."""
@@ -146,8 +146,7 @@ def forward(u, y, p, state, after, borders, sources, targets, channels, modes, s
     """Tasks ``start`` to ``stop`` of (document, channel block).
 
     Document n has the tokens ``borders[n]`` to ``borders[n + 1]``. It continues the state of row
-    ``sources[n]``, or begins from zero if that is -1, and leaves that of row ``targets[n]``, or
-    none.
+    ``sources[n]`` (-1: zeros) and leaves the state of row ``targets[n]`` (-1: none).
     """
     align_stack()
     blocks, groups = (channels + LANES - 1) // LANES, (modes + MODES - 1) // MODES

@@ -2,8 +2,8 @@
 
 Every loop reads and writes the same entries of one array: given one array for both the old and the
 new states, LLVM would not vectorise the loops, because it cannot exclude a partial overlap. Arrays
-have all their axes: numba lets an index be negative, and only with an index of its own does LLVM
-see that the innermost one is not.
+are not flattened: numba allows negative indices, and LLVM sees that an index is not negative only
+if the innermost axis has its own index.
 """
 
 # mypy: ignore-errors

@@ -29,7 +29,7 @@ def can_use(function: str, *inputs: Any) -> str:
 def diagonal_ssm(
     u: Tensor, weights: DiagonalWeights, state: Tensor | None, starts: Tensor | None = None
 ) -> tuple[Tensor, Any]:
-    """Pass states from block to block; several readouts of a channel run as channels."""
+    """Pass states from block to block; several readouts of a channel run as separate channels."""
     (log_a, b, c), (length, channels) = weights, u.shape[-2:]
     readouts, modes = len(c) // channels, b.shape[1]
     table, powers = tables(log_a, b, c, None, length)

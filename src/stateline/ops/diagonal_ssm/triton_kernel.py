@@ -60,15 +60,15 @@ def toeplitz(taps, offset, count, T: tl.constexpr):
 
 @triton.jit
 def document(numbers, at, length):
-    """Numbers of the documents at these times; after the signal, of its last one."""
+    """Numbers of the documents at these times; after the signal, that of the last document."""
     return tl.load(numbers + tl.minimum(at, length - 1), mask=at >= 0, other=0)
 
 
 @triton.jit
 def documents(numbers, start, late, length, ROWS: tl.constexpr, T: tl.constexpr):
-    """Numbers of the times from ``start - late``, in ROWS blocks of T.
+    """Numbers of the documents at the times that begin at ``start - late``, in ROWS blocks of T.
 
-    The numbers in row r are relative to the number of the time just before ``start + r T``.
+    In row r, they are relative to the number at the time just before ``start + r T``.
     """
     begin = start + tl.arange(0, ROWS)[:, None] * T
     at = begin - late + tl.arange(0, T)[None, :]
@@ -79,7 +79,7 @@ def documents(numbers, start, late, length, ROWS: tl.constexpr, T: tl.constexpr)
 def at_the_end(
     u, numbers, start, length, RESETS: tl.constexpr, ROWS: tl.constexpr, T: tl.constexpr
 ):  # fmt: skip
-    """Numbers of times, numbers of the ends of their blocks, and the inputs that reach these."""
+    """Numbers of the documents at times and at their blocks' ends; inputs that reach these ends."""
     own, end, left = 0, 0, u
     if RESETS:
         own = documents(numbers, start, 0, length, ROWS, T)

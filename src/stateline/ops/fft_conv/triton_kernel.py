@@ -63,7 +63,7 @@ def load_signal(base, length, left, N1: tl.constexpr, N2: tl.constexpr):
 
 @triton.jit
 def times(z_re, z_im, k, imaginary, CONJUGATE: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr):
-    """The product with a spectrum; its imaginary part is ``imaginary`` numbers after the real."""
+    """The product with a spectrum, whose imaginary part begins ``imaginary`` entries later."""
     k_re, k_im = load_matrix(k, N1, N2), load_matrix(k + imaginary, N1, N2)
     if CONJUGATE:
         k_im = -k_im

@@ -36,7 +36,7 @@ class GatedDeltaSignals(NamedTuple):
         k: Keys, of unit length or shorter.
         v: Values.
         log_decay: Logarithm of the decay :math:`\alpha`, finite and at most zero.
-        beta: Fraction of the old value that is replaced, from 0 to 1; up to 2, it is reflected.
+        beta: Fraction of the old value that is replaced, from 0 to 1, or to 2 for reflections.
     """
 
     q: Float[Tensor, "batch length head d_key"]

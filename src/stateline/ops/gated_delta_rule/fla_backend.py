@@ -13,7 +13,7 @@ can_use = third_party.can_use_fla
 def gated_delta_rule(
     x: GatedDeltaSignals, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Run their kernel: keys have been normalised."""
+    """Run the kernel on keys that are normalised already."""
     signals = {"q": x.q.to(x.v.dtype), "k": x.k.to(x.v.dtype), "v": x.v}
     gates = {"g": x.log_decay.float(), "beta": x.beta.float()}
     return third_party.run_fla(chunk_gated_delta_rule, state, starts, **signals, **gates)

@@ -21,14 +21,14 @@ from stateline.ops.kernel_op import KernelOp, empty_like
 from stateline.ops.numba_common import launch
 
 WIDEST = 128
-"""Keys and values of a head up to which gradients are faster than by PyTorch's products."""
+"""Largest width of keys and values at which gradients are faster than with PyTorch's products."""
 
 
 can_use = launch.can_run
 
 
 def gains(function: str, *inputs: Any) -> bool:  # noqa: ARG001
-    """Whether a call is faster here: PyTorch's products are for gradients of wide heads."""
+    """Whether a call is faster here: always, except for gradients of wide heads."""
     x: GatedDeltaSignals = inputs[0]
     return not wants_gradient(*inputs) or max(x.k.shape[-1], x.v.shape[-1]) <= WIDEST
 

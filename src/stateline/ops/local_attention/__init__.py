@@ -86,7 +86,7 @@ def local_attention(
         k: Keys, at least as many as queries.
         v: Values.
         window: Size w, first slots f, biases b, keys by distance p, length and phase of blocks.
-        dropout: Chance that a weight is dropped, and the others are scaled by 1 / (1 - dropout).
+        dropout: Probability that a weight is dropped; the others are scaled by 1 / (1 - dropout).
 
     Returns:
         Weighted sums of the values, in the dtype of ``q``.

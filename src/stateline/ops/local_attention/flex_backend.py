@@ -45,7 +45,7 @@ def local_attention(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropou
 
 @lru_cache(MASKS)
 def window_mask(length: int, slots: int, window: int, device: torch.device) -> BlockMask:
-    """Which slots a query can see, and which blocks of slots a block of queries."""
+    """Which slots a query can see, and which blocks of slots a block of queries can see."""
     ahead = slots - length
     query = torch.arange(0, length, BLOCK, device=device)
     low = (ahead + query - window + 1).clamp(min=0) // BLOCK
@@ -82,5 +82,5 @@ def _change(ahead: int, window: LocalWindow) -> Callable[..., Tensor] | None:
 
 
 def _after(first: Callable[..., Tensor], second: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """One change after the other."""
+    """Both changes of the scores, in this order."""
     return lambda score, *place: second(first(score, *place), *place)

@@ -1,8 +1,8 @@
 """Blocks of time, which all kernels over whole sequences use.
 
 Signals are flat arrays (row, time, channel). A task of a kernel is one row (or some) and ``LANES``
-neighbouring channels; its time is cut into blocks whose rows of ``LANES`` numbers stay in the
-fastest cache.
+neighbouring channels; its time is cut into blocks whose rows of ``LANES`` numbers stay in the L1
+cache.
 """
 
 # mypy: ignore-errors
@@ -18,12 +18,12 @@ MODES = 4
 WIDE = MODES * LANES
 
 FLUSH = 8
-"""Blocks of time after which sums go to float64: longer ones would lose digits."""
+"""Blocks of time after which sums are added up in float64: longer sums would lose digits."""
 
 
 @kernel
 def read_block(block, x, first, stride, rows, lanes):
-    """Copy ``rows`` rows of channels; where fewer than ``LANES`` are left, zeros."""
+    """Copy ``rows`` rows of channels; if fewer than ``LANES`` are left, pad with zeros."""
     if lanes == LANES:
         for t in range(rows):
             store(block, t * LANES, load(x, first + t * stride, LANES))
@@ -63,7 +63,7 @@ def add_multiple(y, factor, x):
 
 @kernel
 def scratch(size, like):
-    """Room of an array's type that begins with a cache line: vectors must not cross two of them."""
+    """Memory of an array's type, aligned to a cache line, so that no vector crosses two of them."""
     room = np.empty(size + 64 // like.itemsize, like.dtype)
     first = -room.ctypes.data % 64 // like.itemsize
     return room[first : first + size]

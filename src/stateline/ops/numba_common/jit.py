@@ -50,9 +50,9 @@ class _Cache(caching.FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except Exception as error:  # of an empty or cut file, any that unpickling can raise
+        except Exception as error:  # any error of unpickling an empty or cut file
             _log.info(
-                "compiled anew: the CPU kernels in %s are damaged: %r", self.cache_path, error
+                "compiled again: the CPU kernels in %s are damaged: %r", self.cache_path, error
             )
             with suppress(OSError):
                 self.flush()
@@ -111,7 +111,7 @@ event.register("numba:compile", _SayOnce())
 
 @cache
 def _say_not_kept(reason: str) -> None:
-    _log.info("CPU kernels are compiled anew in every process: %s", reason)
+    _log.info("CPU kernels are compiled again in every process: %s", reason)
 
 
 def kernel(function: Callable[..., Any]) -> Any:

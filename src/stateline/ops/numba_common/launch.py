@@ -43,13 +43,13 @@ def can_step(*inputs: Any) -> str:
 
 
 def can_run(function: str, *inputs: Any) -> str:
-    """Why the kernels of an op cannot run this call of a whole or a step, or an empty string."""
+    """Why an op's kernels cannot run this call, of sequences or of a step, or an empty string."""
     return can_step(*inputs) if function.endswith(("_step", "_step_")) else can_use(*inputs)
 
 
 def working_dtype(*inputs: Tensor | None) -> torch.dtype:
     """The precision that kernels compute in: float64 if any input has it, else float32."""
-    for x in inputs:  # at every token: half the time of a generator
+    for x in inputs:  # called at every token: a loop takes half the time of a generator
         if x is not None and x.dtype is torch.float64:
             return torch.float64
     return torch.float32
@@ -149,7 +149,7 @@ class Changing:
 
 
 LEAST_WORK = 5e5
-"""Nanoseconds of work below which handing over to other threads does not pay."""
+"""Nanoseconds of work below which other threads cost more time than they save."""
 
 _pools: dict[int, ThreadPoolExecutor] = {}  # by number of threads
 os.register_at_fork(after_in_child=_pools.clear)  # a child has none of its parent's threads
@@ -158,7 +158,7 @@ os.register_at_fork(after_in_child=_pools.clear)  # a child has none of its pare
 def fan_out(
     kernel: Callable[..., Any], arguments: tuple[Any, ...], tasks: int, work: int | float
 ) -> None:
-    """Run all tasks on as many threads as PyTorch may use; little work, on this thread alone.
+    """Run all tasks on as many threads as PyTorch may use; little work runs on this thread alone.
 
     Args:
         kernel: Called with the arguments, the first task and the one after the last; does not hold

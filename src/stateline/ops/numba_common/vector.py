@@ -159,7 +159,7 @@ def fold(typing, vector):
 
 
 def _addresses(context, builder, array_type, array, first, apart, count, vector):
-    """Where ``count`` vectors begin that are ``apart``."""
+    """Addresses of ``count`` vectors that begin ``apart`` entries after each other."""
     places = (builder.add(first, builder.mul(apart, apart.type(i))) for i in range(count))
     return [_address(context, builder, array_type, array, place, vector) for place in places]
 
@@ -180,7 +180,7 @@ def _split(builder, wide):
 
 @intrinsic(prefer_literal=True)
 def load_rows(typing, array, index, apart, count):
-    """``count`` vectors that are ``apart``, as a wide one."""
+    """``count`` vectors that begin ``apart`` entries after each other, as a wide vector."""
     row, wide = (Vector(array.dtype, n * LANES) for n in (1, count.literal_value))
 
     def generate(context, builder, signature, args):
@@ -193,7 +193,7 @@ def load_rows(typing, array, index, apart, count):
 
 @intrinsic
 def store_rows(typing, array, index, apart, vector):
-    """Write the vectors of a wide one, ``apart``."""
+    """Write the vectors of a wide vector so that they begin ``apart`` entries after each other."""
     row = Vector(vector.element, LANES)
 
     def generate(context, builder, signature, args):
@@ -242,7 +242,7 @@ def load_each(typing, array, index, count):
 
 @intrinsic(prefer_literal=True)
 def load_column(typing, array, index, apart, count):
-    """The same of entries that are ``apart``."""
+    """Like ``load_each``, for entries at a distance of ``apart``."""
     one, wide = Vector(array.dtype, 1), Vector(array.dtype, count.literal_value * LANES)
 
     def generate(context, builder, signature, args):
@@ -328,7 +328,7 @@ def exp2(typing, x):
 
 @intrinsic
 def align_stack(typing):
-    """Let vectors that LLVM moves to the stack be aligned: called first in every large kernel.
+    """Align the vectors that LLVM moves to the stack; every large kernel calls this first.
 
     Numba's stack is aligned to 16 bytes, so that every second such vector would cross a cache line.
     """

@@ -20,7 +20,7 @@ SCALE = 2 * math.sqrt(2 / math.pi)
 
 @summing_kernel
 def gelu_of_sum(x, bias, y, start, stop):
-    """Y = gelu(x + bias) for rows ``start`` to ``stop``; x becomes the derivative there."""
+    """Y = gelu(x + bias) for rows ``start`` to ``stop``; the derivative overwrites x."""
     number = x.dtype.type
     linear, cubic = number(-SCALE * LOG2_E), number(-SCALE * LOG2_E * CUBIC)
     slope, curve = number(SCALE), number(3 * SCALE * CUBIC)

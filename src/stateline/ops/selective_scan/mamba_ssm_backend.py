@@ -1,6 +1,6 @@
 r"""Selective scan by mamba-ssm's ``selective_scan_fn``.
 
-Their function starts from the zero state, and no gradient comes back from the state that it
+That function starts from the zero state, and no gradient comes back from the state that it
 returns. So the state goes in and out as signals: N tokens before the sequence write it, one entry
 each (:math:`B = e_n`), and N tokens after it read it (:math:`C = e_n`), all with a step so short
 that nothing decays.
@@ -38,7 +38,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
 
 
 def selective_scan(x: ScanSignals, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run their kernel in float32, between the tokens that carry the state."""
+    """Run the package's kernel in float32, between the tokens that carry the state."""
     (batch, length, _), (groups, states) = x.u.shape, x.b.shape[2:]
     signal, step, enter, leave = (t.float() for t in x)
     unit = torch.eye(states, device=signal.device)[:, None].expand(batch, -1, groups, -1)

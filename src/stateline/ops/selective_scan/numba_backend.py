@@ -19,10 +19,10 @@ from stateline.ops.selective_scan.numba_kernel import backward, forward, selecti
 Array = NDArray[Any]
 
 FORWARD, BACKWARD, STEP = 0.3, 1.5, 1.0
-"""Nanoseconds per position and state, to tell whether threads pay."""
+"""Nanoseconds per position and state, to decide whether to use threads."""
 
 TASKS = 8
-"""Least number of tasks of the backward pass; fixed, so that threads do not change a sum."""
+"""Least number of tasks of the backward pass; fixed, so threads do not change the rounding."""
 
 can_use = launch.can_run
 

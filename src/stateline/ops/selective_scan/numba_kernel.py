@@ -42,7 +42,7 @@ TIME = 64
 """Tokens of a block."""
 
 SPAN = 4
-"""Neighbouring channel blocks that go through time side by side, for the sake of memory access."""
+"""Neighbouring channel blocks that are processed together, since memory access is then faster."""
 
 LN2 = math.log(2)
 

@@ -27,7 +27,7 @@ from stateline.ops.short_conv.step_kernel import filter_advance
 from stateline.ops.stepping import Stepper
 
 ROW_PIECES = 8
-"""Parts of the batch with gradients of their own; fixed, so that threads do not change a sum."""
+"""Parts of the batch that are summed apart; fixed, so threads do not change the rounding."""
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001

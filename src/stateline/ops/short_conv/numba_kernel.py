@@ -1,4 +1,4 @@
-r"""Causal filters of some hundred taps: y_t = sum_k w_k u_{t-k}.
+r"""Causal filters of up to a few hundred taps: y_t = sum_k w_k u_{t-k}.
 
 Eight tokens, or eight taps, go together: a wide vector holds ``MODES`` neighbours in time. Taps are
 packed as (tap, channels), the channels padded to a multiple of ``LANES``.

@@ -1,4 +1,4 @@
-"""Filters of some taps: gradients of the keys' filter in H3, and short convolutions."""
+"""Filters of a few taps: gradients of the keys' filter in H3, and short convolutions."""
 
 import triton
 import triton.language as tl

@@ -13,7 +13,7 @@ from stateline.ops.slstm import SLSTMCell
 from stateline.ops.slstm import numba_kernel as kernels
 
 WORK = 0.3
-"""Nanoseconds per token and entry of R, to tell whether threads pay."""
+"""Nanoseconds per token and entry of R, to decide whether to use threads."""
 
 MOST_ROWS, MOST = 4, 2048 if LANES == 4 else 1024
 """The kernels are faster than PyTorch's products of matrices up to this number of rows, or up to

@@ -64,7 +64,7 @@ def forward(
 def backward(
     grad, weight, c0, n0, trace, dh0, dc0, dn0, dgates, length, heads, width, start, stop
 ):  # fmt: skip
-    """Gradients of the gates; dh0, dc0 and dn0 change from the last state's to the first's."""
+    """Gradients of the gates; dh0, dc0 and dn0 go in for the last state, and out for the first."""
     four, one = 4 * width, grad.dtype.type(1)
     s = np.empty((4, width), grad.dtype)
     flat = s.reshape(-1)

@@ -73,7 +73,7 @@ def _grid(total: int, u: Tensor) -> tuple[int, int]:
 
 @contextmanager
 def changing(*states: Tensor) -> Iterator[list[Tensor]]:
-    """The memory of states that a kernel changes; of views with gaps, a copy that is put back."""
+    """The memory of states that a kernel changes; for views with gaps, a copy to write back."""
     held = [x.contiguous() for x in states]
     yield held
     for x, changed in zip(states, held, strict=True):

@@ -26,7 +26,7 @@ def recur(
     u, column, total, row, transition, b, c, skip, state, outputs,
     READOUTS: tl.constexpr, N: tl.constexpr, y, q, modes, GATED: tl.constexpr,
 ):  # fmt: skip
-    """One step of the recurrence; each readout is written, with GATED times q."""
+    """One step of the recurrence; writes each readout, with GATED multiplied by q."""
     mode = tl.arange(0, N)[None, :]
     there = (column < total)[:, None] & (mode < modes)
     place = (column[:, None] * modes + mode) * 2
