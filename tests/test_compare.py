@@ -170,7 +170,7 @@ def without_times(typed: Results) -> dict[str, Any]:
 
 
 class StopAfterOne(News):
-    """Somebody presses Ctrl-C when the first run is done."""
+    """Ctrl-C is pressed when the first run is done."""
 
     def finished(self, job: Job, run: RunRecord) -> None:
         raise KeyboardInterrupt

@@ -159,7 +159,7 @@ def test_no_half_of_the_seeds_contradicts_the_other(capsys: pytest.CaptureFixtur
     assert ": 24 claims in both" in lines[-1]
 
 
-def test_sets_of_three_seeds_contradict_each_other_in_nothing(
+def test_no_two_sets_of_three_seeds_contradict_each_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     example("seed_sets").main(EXAMPLES.parent / "docs" / "gallery" / "hybrids", 3)

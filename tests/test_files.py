@@ -122,7 +122,7 @@ def listen(path: Path) -> None:
         made.bind(str(path))
 
 
-def test_what_cannot_be_what_was_written_is_not_read(tmp_path: Path) -> None:
+def test_a_file_of_another_size_is_not_hashed(tmp_path: Path) -> None:
     weights, record = tmp_path / "a.safetensors", tmp_path / "a.json"
     save_file({"a": np.ones(3)}, weights)
     record.write_text("{}")

@@ -74,7 +74,7 @@ def test_a_written_text_gives_the_answer_that_it_begins_with(text: str, number: 
     assert tasks._written({"choices": ["no", "yes"], "right": [0]}, text) == number
 
 
-def test_of_two_answers_the_longer_one_is_taken_and_of_equal_ones_a_right_one() -> None:
+def test_the_longest_matching_answer_counts_and_a_right_one_if_equal() -> None:
     row = {"choices": ["it rained", "it rained hard", "It rained, hard."], "right": [1]}
     assert tasks._written(row, "It rained hard and long") == 1
     assert tasks._written(row, "It rained.") == 0

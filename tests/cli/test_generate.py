@@ -154,7 +154,7 @@ def test_the_size_of_a_state_and_its_tokens_are_told(
     assert told == f"state: {size} after 7 tokens, from {kept}\n"
 
 
-def test_a_seed_begins_the_random_numbers_of_a_kept_state_anew(say: Say, tmp_path: Path) -> None:
+def test_a_seed_restarts_the_random_numbers_of_a_kept_state(say: Say, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     say("letters0", "--prompt", "bad", "--max_new_tokens", 4, "--save_state", kept)
     texts = [say("letters0", "--state", kept, *seed) for seed in ([], ["--seed", 7], ["--seed", 8])]

@@ -97,7 +97,7 @@ def scores(results: dict[str, Any]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The scores that 12 jobs come to on this machine."""
+    """The scores of 12 jobs on this machine."""
     from stateline.compare import compare
     from stateline.runs.results import to_json
 

@@ -14,7 +14,7 @@ RECALL = "associative_recall(length=8, batch_size=16)"
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
 def test_a_planted_pair_is_never_told_apart_in_20_trials(tmp_path: Path) -> None:
-    """Each half of six seeds, as one model, against the other: the same layer, other draws."""
+    """Six seeds of one layer, split in two halves in all ways, are compared as two models."""
     comparison = Comparison(
         ["first=attention*2", "second=attention*2", "recurrent=lstm"],
         [RECALL],

@@ -1,4 +1,4 @@
-"""Seeds are added until models are told apart: errors as promised, and seeds that are spent."""
+"""Seeds are added until models are told apart: the rate of errors, and the number of seeds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +77,7 @@ UNEQUAL: dict[str, tuple[Draw, Draw]] = {
 
 @pytest.mark.parametrize("models", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_equal_models_are_told_apart_as_rarely_as_promised(models: int) -> None:
-    """200 planted comparisons; more than 19 wrong ones have a chance below 0.3 % at 5 %."""
+    """More than 19 wrong ones of 200 comparisons have a probability below 0.3 % at 5 %."""
     wrong = 0
     for trial in range(TRIALS):
         draw = list(EQUAL.values())[trial % len(EQUAL)]

@@ -1,4 +1,4 @@
-"""Results in a storage: what is copied, when, and what a lost writer leaves."""
+"""Results in a storage: which files are copied, when, and what a lost writer leaves."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_what_is_removed_here_is_removed_there(tmp_path: Path, url: str) -> None
     assert names == ["step-00000020"]
 
 
-def test_only_what_has_changed_is_copied_and_results_last(
+def test_only_changed_files_are_copied_and_the_results_last(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, copied = tmp_path / "one", list[str]()

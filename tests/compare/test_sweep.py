@@ -203,7 +203,7 @@ class TestGrid:
 
 
 class StopAfter(News):
-    """Somebody presses Ctrl-C when so many jobs are done."""
+    """Ctrl-C is pressed when a number of jobs is done."""
 
     def __init__(self, jobs: int) -> None:
         self.left = jobs

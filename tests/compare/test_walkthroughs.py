@@ -40,7 +40,7 @@ def without(arguments: list[str], *options: str) -> list[str]:
 def test_four_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With four workers on the CPU in the place of four GPUs."""
+    """Four workers on the CPU stand for four GPUs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watch.webbrowser, "open", lambda _: True)
     backends, first, again, report = commands("Four GPUs in one machine")
@@ -58,7 +58,7 @@ def test_four_gpus(
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'stateline[ray]'")
 def test_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a Ray that is started here, without GPUs, and a folder in the place of a bucket."""
+    """Ray is started here, without GPUs, and a folder stands for a bucket."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     (command,) = commands("Ray")
     command = without(command, "--address", "--gpus_per_job", "--out")
@@ -69,7 +69,7 @@ def test_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="pip install submitit")
 def test_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With submitit's executor for this machine, without GPUs."""
+    """submitit's executor for this machine runs the jobs, without GPUs."""
     executor = Slurm._executor
     monkeypatch.setattr(
         Slurm, "_executor", lambda own, folder: executor(replace(own, cluster="local"), folder)

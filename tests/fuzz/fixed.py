@@ -236,7 +236,7 @@ def trees() -> Iterator[tuple[str, str, Damage]]:
 
 
 def places() -> Iterator[tuple[str, str, Damage]]:
-    """Results that cannot be written where they shall be."""
+    """Places to which results cannot be written."""
     for name in (
         "config.json",
         "config.yaml",

@@ -1,4 +1,4 @@
-"""Run by test_weights.py under torchrun: sessions of sharded models against those of whole ones."""
+"""Run by test_weights.py under torchrun: compares sessions of sharded models and whole ones."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ def logits(model: LanguageModel, steps: int = 6) -> torch.Tensor:
 
 
 def difference(pattern: str, backend: str, processes: Processes) -> float:
-    """Largest difference of the logits of a sharded model from those of the whole one."""
+    """Largest difference between the logits of a sharded model and of the whole model."""
     torch.manual_seed(0)
     whole = LanguageModel(ModelConfig(pattern, 11, d_model=16)).eval()
     sharded = copy.deepcopy(whole)

@@ -1,4 +1,4 @@
-"""Answers to prompts are those of each prompt alone, and end where they shall."""
+"""Prompts in a batch get the answers of each prompt alone, which end where they must."""
 
 import pytest
 import torch

@@ -39,7 +39,7 @@ def test_a_rounded_state_is_the_one_that_decoding_stores(pattern: str) -> None:
     assert found.answers["bfloat16"] == pytest.approx(change / (length - 16), rel=0.05)
 
 
-def test_what_never_forgets_drifts_farther_than_what_does() -> None:
+def test_a_state_that_never_forgets_drifts_more_than_one_that_forgets() -> None:
     """A sum of 1,024 terms in bfloat16 stands still once a term is below a 256th of it."""
     ends = [list(drift(model_of(p), length=1024))[-1] for p in ("linear_attention", "mamba")]
     assert ends[0].state["bfloat16"] > 0.2

@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def make() -> Make:
-    """Makes a model whose texts do not repeat one token, as those of new models do."""
+    """Makes a model that, unlike a new model, does not repeat one token."""
 
     def made(pattern: str = MIXED, vocab_size: int = 61, **settings: object) -> LanguageModel:
         torch.manual_seed(0)

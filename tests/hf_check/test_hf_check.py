@@ -91,7 +91,7 @@ def test_a_fault_of_one_call_leaves_the_others_safe() -> None:
     assert calls["padding"]
 
 
-def test_a_model_that_forgets_everything_proves_nothing() -> None:
+def test_a_model_that_ignores_its_context_proves_nothing() -> None:
     model = toy()
     with torch.no_grad():
         model.head.weight.zero_()

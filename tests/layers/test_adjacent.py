@@ -45,7 +45,7 @@ def test_the_layer_stays_the_same(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("which", ["to_adjacent", "from_adjacent"])
-def test_what_has_replaced_a_linear_map_is_called(which: str) -> None:
+def test_the_replacement_of_a_linear_map_is_called(which: str) -> None:
     class Adapter(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + 1

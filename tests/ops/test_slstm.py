@@ -122,7 +122,7 @@ def test_a_state_of_several_dtypes_is_refused() -> None:
         run("torch")(gates, weight, h.bfloat16(), *sums)
 
 
-def test_other_than_four_gates_are_refused() -> None:
+def test_a_number_of_gates_other_than_four_is_refused() -> None:
     gates, weight, *state = case(3)
     with pytest.raises(InputError, match="needs four gates, got 3"):
         run("reference")(gates[:, :, :3], weight[:, :, :3], *state)

@@ -401,7 +401,7 @@ def test_the_mask_of_a_window_leaves_out_no_block(length: int, slots: int, windo
         ("local_attention", "flex", (*FEW_HEADS, LocalWindow(4), 0.0), "at least 128"),
     ],
 )
-def test_what_they_cannot_do_is_known(
+def test_a_backend_says_why_it_cannot_run_a_call(
     op: str, backend: str, inputs: tuple[Any, ...], reason: str
 ) -> None:
     assert reason in OPS[op].reasons(op, *inputs)[backend]

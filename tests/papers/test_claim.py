@@ -106,7 +106,7 @@ def test_figures_of_one_row_are_paired() -> None:
     assert judge(said.reversed, pair).outcome == "opposite"
 
 
-def test_the_words_hold_both_figures() -> None:
+def test_the_text_of_a_verdict_gives_both_figures() -> None:
     said = Statement(of="good", above="bad", times=1.5, by=2.0)
     assert judge(said, record()).words == (
         "score (%): good (98.20 ± 0.20) above 1.5 x bad (61.3 ± 1.5) + 2"

@@ -136,7 +136,7 @@ def test_a_record_is_not_lost(
     assert not Path("runs").exists()
 
 
-def test_some_rows_are_recorded_anew(capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_rows_can_be_recorded_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("--record") == 0
     path = RECORDS / "nobody/one-laptop.json"
     first, old = read_table(path), read_table(path)

@@ -60,7 +60,7 @@ def test_the_model_of_every_row_can_be_built(name: str) -> None:
             assert count_parameters(config(recipe, TASKS[parse_pattern(spec)[0].name])) > 0
 
 
-def test_settings_of_a_row_go_over_those_of_its_size_and_these_over_the_recipe(
+def test_a_row_overrides_its_size_and_a_size_overrides_the_recipe(
     tmp_path: Path,
 ) -> None:
     table = make_table(

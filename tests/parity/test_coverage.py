@@ -25,7 +25,7 @@ def test_every_kind_is_tested_or_listed_with_its_reason(vectors: Path) -> None:
     assert not unused, f"kinds of vectors that are neither tested nor listed in NOT_YET: {unused}"
 
 
-def test_nothing_is_listed_as_not_yet_covered_that_is() -> None:
+def test_no_kind_is_listed_both_as_covered_and_as_not_yet_covered() -> None:
     assert not COVERED_BY.keys() & NOT_YET.keys()
 
 

@@ -384,7 +384,7 @@ def assert_recalls(
 
 
 @covers("synthetics")
-def test_official_recall_speaks_our_language(case: Case) -> None:
+def test_official_recall_and_ours_have_one_grammar(case: Case) -> None:
     for args, examples in samples(case, "assoc_recall"):
         sizes: Any = {"vocab_size": args["vocab_size"], "key_length": args.get("num_keys", 1)}
         allow_dot = {"allow_dot": True} if args.get("allow_dot") else {}

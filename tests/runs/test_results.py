@@ -188,7 +188,7 @@ def record_type(name: str) -> Any:
         ({"model": "two\nlines"}, r"model 'two\\nlines' of a record"),
     ],
 )
-def test_what_a_report_could_not_show_is_named(
+def test_results_that_a_report_cannot_show_are_refused(
     tmp_path: Path, results: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     results["runs"][0] |= change

@@ -124,7 +124,7 @@ def test_damaged_images_of_digits_are_refused(
     assert message in refused(f"sequential_image(path={folder}, batch_size=4)")
 
 
-def test_of_a_file_that_inflates_only_what_its_header_says_is_read(tmp_path: Path) -> None:
+def test_reading_a_compressed_file_stops_at_the_size_in_its_header(tmp_path: Path) -> None:
     folder, packed = sequential_image(tmp_path, "t10k", 40), io.BytesIO()
     with gzip.open(packed, "wb", compresslevel=1) as file:
         file.write(np.array([2051, 40, 3, 2], ">u4").tobytes())

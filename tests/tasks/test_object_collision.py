@@ -32,7 +32,7 @@ def test_the_last_meeting_counts_however_long_ago() -> None:
     assert told(ObjectCollision(), first, apart, last, apart, apart) == [0, 0, 3, 3, 3]
 
 
-def test_colours_count_as_they_were_and_in_their_order() -> None:
+def test_colours_count_as_they_were_at_the_meeting_and_in_that_order() -> None:
     met = [0, 0, 1, 0, 0, 2, 1, 2]
     recoloured, turned = [0, 0, 3, 5, 5, 4, 1, 2], [0, 0, 3, 5, 5, 4, 2, 1]
     assert told(ObjectCollision(), met, recoloured, turned) == [0, 0, IGNORE]

@@ -13,7 +13,7 @@ from stateline.tasks import AssociativeRecall, InductionHead
 
 
 @torch.inference_mode()
-def test_in_every_short_string_the_answer_followed_the_token_before() -> None:
+def test_the_answer_followed_the_same_token_before_in_every_short_string() -> None:
     strings = torch.tensor(list(itertools.product(range(3), repeat=7)))
     answers = induction_head(3, longest=7)(strings).argmax(dim=-1)
     for string, answered in zip(strings.tolist(), answers.tolist(), strict=True):

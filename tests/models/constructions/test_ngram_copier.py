@@ -182,7 +182,7 @@ def test_the_width_grows_as_n_log_d(n: int, n_letters: int) -> None:
 
 
 @pytest.mark.cpu
-def test_it_is_a_model_like_any_other(tmp_path: Path) -> None:
+def test_the_copier_can_be_saved_and_loaded(tmp_path: Path) -> None:
     model = ngram_copier(2, n_letters=3, longest=10)
     save_model(model, tmp_path)
     tokens = model.example_input(2, 9)
