@@ -18,7 +18,7 @@ from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
 
 WORK, STEP = 0.05, 0.5
-"""Nanoseconds per token and entry of the state, to tell whether threads pay."""
+"""Nanoseconds per token and entry of the state, to decide whether to use threads."""
 
 LEAST = math.inf if LANES == 16 else 2048
 """With one decay per head, chunks are faster than the recurrence for states of at least this size.
