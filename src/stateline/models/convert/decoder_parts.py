@@ -144,8 +144,8 @@ def _rg_lru(at: Place) -> list[Part]:
     parts = at.linear("in_proj", ["linear_y", "linear_x"], True, [at.keywords["d_inner"]] * 2)
     parts += at.linear("out_proj", ["linear_out"], True)
     gates = " ".join(
-        f"{ours}_{end}:rg_lru.{theirs}_gate_{end}"
-        for ours, theirs in (("decay", "recurrent"), ("input", "input"))
+        f"{ours}_{end}:rg_lru.{official}_gate_{end}"
+        for ours, official in (("decay", "recurrent"), ("input", "input"))
         for end in ("weight", "bias")
     )
     parts += at.same(f"rate:rg_lru.recurrent_param {gates}")
@@ -156,11 +156,11 @@ def h3_parts(at: Place) -> list[Part]:
     """The tensors of an H3 layer."""
     parts = at.linear("qkv", [f"{name}_proj" for name in "qkv"], True, [at.width] * 3)
     parts += at.linear("out_proj", ["output_linear"], True)
-    for ours, theirs, rows in (
+    for ours, official, rows in (
         ("shift", "ssm_k_kernel.kernel", at.width),
         ("diagonal", "kernel.kernel", at.width // at.keywords["d_head"]),
     ):
-        parts += at.same(f"{ours}.c:{theirs}.C", _outputs_first(rows))
+        parts += at.same(f"{ours}.c:{official}.C", _outputs_first(rows))
     return parts + at.same(
         "shift.b:ssm_k_kernel.kernel.B shift.skip:ssm_k_D diagonal.skip:D "
         "diagonal.log_dt:kernel.kernel.log_dt diagonal.log_decay:kernel.kernel.inv_A_real "
@@ -256,8 +256,8 @@ def _moe(at: Place) -> list[Part]:
         if "{}" not in maps[0]:
             parts += at.same(f"{ours}:{maps[0]}.weight")
             continue
-        theirs = [f"{name.format(i)}.weight" for i in range(n) for name in maps]
-        part = at.part(ours, theirs, (rows,) * len(theirs))
+        official = [f"{name.format(i)}.weight" for i in range(n) for name in maps]
+        part = at.part(ours, official, (rows,) * len(official))
         parts.append(part._replace(joined=stacked, whole=whole and at.there + whole))
     if own["correction"]:
         parts += at.same(f"correction:{experts.correction}")

@@ -102,18 +102,18 @@ class Rule(NamedTuple):
     """What some fields of ``config.json`` say about our configuration.
 
     Attributes:
-        theirs: Names of the fields, separated by spaces.
+        official: Names of the fields, separated by spaces.
         read: Reads them into our configuration.
         write: The fields of a model of ours.
     """
 
-    theirs: str
+    official: str
     read: Callable[[Draft], None]
     write: Callable[[Written], Mapping[str, Any]] = lambda _: {}
 
 
 def field(
-    theirs: str,
+    official: str,
     ours: str,
     default: float | None = None,
     words: Mapping[bool, Value] = {True: True, False: False},
@@ -123,7 +123,7 @@ def field(
     Fields of experts have no effect where no layer has experts.
 
     Args:
-        theirs: The name of the field.
+        official: The name of the field.
         ours: Name of a setting of our model, or LAYER.KEYWORD.
         default: The value if the field is missing, which also defines its type. ``None``: the field
             is a required positive integer.
@@ -136,11 +136,11 @@ def field(
         if layer == "moe" and draft.sparse and not any(draft.sparse):
             return
         if isinstance(default, bool):
-            draft.put(ours, words[flag(draft.settings, theirs, default)])
+            draft.put(ours, words[flag(draft.settings, official, default)])
         elif isinstance(default, float):
-            draft.put(ours, number(draft.settings, theirs, default))
+            draft.put(ours, number(draft.settings, official, default))
         else:
-            draft.put(ours, count(draft.settings, theirs, default))
+            draft.put(ours, count(draft.settings, official, default))
 
     def write(model: Written) -> dict[str, Any]:
         if layer in ("feed_forward", "moe") and not model.numbers(layer):
@@ -154,9 +154,9 @@ def field(
             found = found == words[True]
         elif isinstance(default, float) and found is not None:
             found = float(found)  # ours may be an integer, which transformers does not accept
-        return {theirs: found}
+        return {official: found}
 
-    return Rule(theirs, read, write)
+    return Rule(official, read, write)
 
 
 def several(layer: str, table: str) -> tuple[Rule, ...]:
@@ -168,13 +168,15 @@ def several(layer: str, table: str) -> tuple[Rule, ...]:
             names are equal.
 
     Example:
-        >>> [rule.theirs for rule in several("mamba2", "n_groups:8 conv_kernel=d_conv:4")]
+        >>> [rule.official for rule in several("mamba2", "n_groups:8 conv_kernel=d_conv:4")]
         ['n_groups', 'conv_kernel']
     """
     names = (entry.partition(":") for entry in table.split())
     pairs = ((*place.partition("=")[::2], literal_eval(default)) for place, _, default in names)
     prefix = layer and f"{layer}."
-    return tuple(field(theirs, prefix + (ours or theirs), value) for theirs, ours, value in pairs)
+    return tuple(
+        field(official, prefix + (ours or official), value) for official, ours, value in pairs
+    )
 
 
 _INERT = """
@@ -281,7 +283,7 @@ class Fields(NamedTuple):
 
     def _check(self, settings: Settings) -> None:
         accounted = {*INERT, *self.inert.split(), self.depth}
-        accounted |= {name for rule in self.rules for name in rule.theirs.split()}
+        accounted |= {name for rule in self.rules for name in rule.official.split()}
         only = {**ONLY, **self.only}
         for name, value in settings.items():
             if name in accounted:
@@ -369,7 +371,7 @@ def heads(kv_default: int | None = None, width: int | None = None) -> Rule:
 
     def write(model: Written) -> dict[str, Any]:
         attention = model.first("attention", "sliding_attention")
-        return {theirs: attention[name] for theirs, name in ours.items()}
+        return {official: attention[name] for official, name in ours.items()}
 
     return Rule(" ".join(ours), read, write)
 
@@ -443,9 +445,9 @@ def rope_keywords(
         )
     if kind != "default":
         keywords["rope_scaling"] = kind
-    for theirs, (ours, default) in _SCALINGS[kind].items():
+    for official, (ours, default) in _SCALINGS[kind].items():
         read: Callable[..., Value] = count if default is None else number
-        keywords[ours] = read(given, theirs, default)
+        keywords[ours] = read(given, official, default)
     return keywords
 
 
@@ -483,7 +485,7 @@ def rope_back(keywords: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": keywords["rope_base"],
         "partial_rotary_factor": keywords["rotary_fraction"],
     }
-    scaling = {theirs: keywords[ours] for theirs, (ours, _) in _SCALINGS[kind].items()}
+    scaling = {official: keywords[ours] for official, (ours, _) in _SCALINGS[kind].items()}
     return {"rope_parameters": parameters | scaling}
 
 

@@ -177,7 +177,7 @@ def in_order_of_pytorch(parts: list[Part], heads: int) -> list[Part]:
         lambda t: t.unflatten(1, (heads, -1)).transpose(1, 2).flatten(1),
     )
     last = "output_linear.weight"
-    return [p._replace(changes=(change,)) if last in p.theirs[0] else p for p in parts]
+    return [p._replace(changes=(change,)) if last in p.official[0] else p for p in parts]
 
 
 def _rates(mixer: Layer) -> Tensor:

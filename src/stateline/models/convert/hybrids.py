@@ -113,14 +113,14 @@ def _mamba2(stated: str = "", default: int = 0) -> tuple[Rule, ...]:
         heads = {"mamba_n_heads": inner // mamba2["d_head"], "mamba_d_head": mamba2["d_head"]}
         return {**heads, **size}
 
-    theirs = f"mamba_n_heads mamba_d_head mamba_expand time_step_limit {stated}"
+    official = f"mamba_n_heads mamba_d_head mamba_expand time_step_limit {stated}"
     return (
         *fields.several(
             "mamba2",
             "mamba_d_state=d_state:256 mamba_n_groups=n_groups:1 mamba_d_conv=d_conv:4 "
             "mamba_conv_bias=conv_bias:True",
         ),
-        Rule(theirs, read, write),
+        Rule(official, read, write),
     )
 
 

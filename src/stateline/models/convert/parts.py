@@ -150,19 +150,19 @@ class Part(NamedTuple):
 
     Attributes:
         ours: Our name; empty for official tensors that our model does not need.
-        theirs: The official names.
+        official: The official names.
         rows: For several official tensors: the number of rows of each; by default, the sizes in the
             file; when written, equal parts.
         changes: How the entries of official tensors are rearranged: one for all, or one for each.
         joined: How the entries of the joined rows are rearranged.
-        whole: In files that have none of ``theirs``: the one official tensor that replaces them.
+        whole: In files that have none of ``official``: the one official tensor that replaces them.
         anywhere: Whether files may cut the joined rows in other places.
         constant: Makes the value of a tensor that only one side has: ours, or an official one.
         within: Index of our entries in an official tensor that holds several of our tensors.
     """
 
     ours: str
-    theirs: tuple[str, ...] = ()
+    official: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     changes: tuple[Change, ...] = (SAME,)
     joined: Change = SAME
@@ -204,25 +204,27 @@ class Place(NamedTuple):
         )
         return [self.part(o, (t or o).split("+"), changes=(change,)) for o, _, t in each]
 
-    def part(self, ours: str, theirs: Sequence[str], rows: Sequence[int] = (), **rest: Any) -> Part:
+    def part(
+        self, ours: str, official: Sequence[str], rows: Sequence[int] = (), **rest: Any
+    ) -> Part:
         """A tensor whose rows are official tensors; ``rest`` are the other fields of the part."""
-        names = tuple(self.there + name for name in theirs)
+        names = tuple(self.there + name for name in official)
         return Part(self.here + ours, names, tuple(rows), **rest)
 
     def linear(
         self,
         ours: str,
-        theirs: Sequence[str],
+        official: Sequence[str],
         bias: bool,
         rows: Sequence[int] = (),
         change: Change = SAME,
     ) -> list[Part]:
         """Weight and bias of a linear map, which may join the rows of several official maps."""
-        sizes = rows if len(theirs) > 1 else ()
+        sizes = rows if len(official) > 1 else ()
         changes = {"weight": TRANSPOSED if self.names.transposed else change, "bias": change}
         return [
             self.part(
-                f"{ours}.{end}", [f"{n}.{end}" for n in theirs], sizes, changes=(changes[end],)
+                f"{ours}.{end}", [f"{n}.{end}" for n in official], sizes, changes=(changes[end],)
             )
             for end in ("weight", "bias")[: 1 + bool(bias)]
         ]
@@ -351,8 +353,8 @@ def matched(found: Iterable[str], parts: Sequence[Part], names: Names) -> dict[s
         spelled = {n: t if t.startswith(names.head) else names.base + t for n, t in spelled.items()}
     files = {there: name for name, there in spelled.items()}
     parts = [_as_in(files, part) for part in parts]
-    needed = {name for part in parts if part.ours for name in part.theirs}
-    known = {name for part in parts for name in part.theirs} | {f"{names.head}.weight"}
+    needed = {name for part in parts if part.ours for name in part.official}
+    known = {name for part in parts for name in part.official} | {f"{names.head}.weight"}
     check_names(files, needed, known)
     return files
 
@@ -383,14 +385,14 @@ def read_parts(
     files = matched(tensors, parts, names)
     parts = [_as_in(files, part) for part in parts]
     head, embedding = f"{names.head}.weight", f"{names.embedding}.weight"
-    tied = head in files and not any(head in part.theirs for part in parts)
+    tied = head in files and not any(head in part.official for part in parts)
     if tied and not tensors[files[head]].equal(tensors[files[embedding]]):
         raise InputError(
             f"{head} must be the embedding where the configuration ties them, got another: set "
             "tie_word_embeddings (or tie_embeddings) to false in the settings"
         )
     return (
-        (part.ours, _read(part, (_checked(n, tensors[files[n]]) for n in part.theirs), dtype))
+        (part.ours, _read(part, (_checked(n, tensors[files[n]]) for n in part.official), dtype))
         for part in parts
         if part.ours
     )
@@ -411,7 +413,7 @@ def _checked(name: str, tensor: Tensor) -> Tensor:
 
 def _read(part: Part, found: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
     """One of our tensors, in memory of its own; official tensors are read one at a time."""
-    names = iter(part.theirs)
+    names = iter(part.official)
     name, shape = "", torch.Size()
 
     def pieces() -> Iterator[Tensor]:
@@ -474,16 +476,16 @@ def _write(
         if part.ours:
             yield from official_pieces(part, as_stored(tensors[part.ours], dtype))
         elif part.constant is not None:
-            yield part.theirs[0], part.constant().to(dtype)
+            yield part.official[0], part.constant().to(dtype)
     if names.writes_tied_head and "head.weight" not in tensors:
         yield f"{names.head}.weight", tensors["embedding.weight"]
 
 
 def official_pieces(part: Part, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The official tensors of a part, from ours."""
-    tensor, n = part.joined.write(tensor), len(part.theirs)
+    tensor, n = part.joined.write(tensor), len(part.official)
     pieces = tensor.split(list(part.rows)) if part.rows else tensor.chunk(n) if n > 1 else [tensor]
-    for name, piece, change in zip(part.theirs, pieces, cycle(part.changes), strict=False):
+    for name, piece, change in zip(part.official, pieces, cycle(part.changes), strict=False):
         yield name, change.write(piece)
 
 

@@ -193,7 +193,7 @@ _OLMO = Fields(
             _read_delta,
             _write_delta,
         ),
-        Rule(_ROPE.theirs, _read_positions, _write_positions),
+        Rule(_ROPE.official, _read_positions, _write_positions),
         fields.kinds(_WORDS, _olmo_kinds),
         Rule("", _check_both),
     ),

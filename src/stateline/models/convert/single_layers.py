@@ -122,13 +122,13 @@ def _block_recurrent(official: Tensors) -> list[Part]:
         *Place("", local.here).same("bucket_bias:relative_positions.rel_embedding"),
         *(_state_vectors(official) if vectors else local.same(f"out_proj.weight:{_OUT}")),
     ]
-    for ours, theirs in (("in_proj", "hidden0"), ("out_proj", "output_layer")):
-        kernel = official[f"tbase.ffn.{theirs}.kernel"]
+    for ours, name in (("in_proj", "hidden0"), ("out_proj", "output_layer")):
+        kernel = official[f"tbase.ffn.{name}.kernel"]
         zeros = partial(kernel.new_zeros, kernel.shape[-1])
         parts.append(block.part(f"1.layer.{ours}.bias", (), constant=zeros))
     # In Flax, the first axis of a kernel is the input.
     return [
-        part._replace(changes=(TRANSPOSED,)) if "".join(part.theirs).endswith(".kernel") else part
+        part._replace(changes=(TRANSPOSED,)) if "".join(part.official).endswith(".kernel") else part
         for part in parts
     ]
 
@@ -151,9 +151,9 @@ def _state_vectors(official: Tensors) -> list[Part]:
     if f"{own.there}pre_ffn_layernorm.scale" in official:
         parts += own.same("feed_norm.weight:pre_ffn_layernorm.scale")
         updates["ffn"] = "feed"
-    for theirs, ours in updates.items():
-        update = Place(f"{own.there}{theirs}.", f"{own.here}{ours}.")
-        hidden = "hidden.weight:hidden0.kernel" if theirs == "ffn" else ""
+    for name, ours in updates.items():
+        update = Place(f"{own.there}{name}.", f"{own.here}{ours}.")
+        hidden = "hidden.weight:hidden0.kernel" if name == "ffn" else ""
         gates = "keep:gate_bias" if f"{update.there}gate_bias" in official else _GATES
         parts += update.same(f"propose.weight:output_layer.kernel {hidden} {gates}")
     return parts

@@ -89,7 +89,7 @@ def at_the_end(
 
 
 @triton.jit
-def within(x, matrix, theirs, own, RESETS: tl.constexpr, PRECISION: tl.constexpr):
+def within(x, matrix, sources, own, RESETS: tl.constexpr, PRECISION: tl.constexpr):
     """Product with a matrix.
 
     With RESETS, a time of x counts for a time of the result if both have the same number, which is
@@ -97,8 +97,8 @@ def within(x, matrix, theirs, own, RESETS: tl.constexpr, PRECISION: tl.constexpr
     """
     if RESETS:
         total = tl.zeros_like(own).to(tl.float32)
-        for number in range(tl.max(tl.maximum(theirs, own)) + 1):
-            one = tl.where(theirs == number, x, 0.0)
+        for number in range(tl.max(tl.maximum(sources, own)) + 1):
+            one = tl.where(sources == number, x, 0.0)
             part = tl.dot(one, matrix, input_precision=PRECISION)
             total += tl.where(own == number, part, 0.0)
     else:
@@ -107,12 +107,12 @@ def within(x, matrix, theirs, own, RESETS: tl.constexpr, PRECISION: tl.constexpr
 
 
 @triton.jit
-def correlated(x, y, theirs, own, RESETS: tl.constexpr, PRECISION: tl.constexpr):
+def correlated(x, y, sources, own, RESETS: tl.constexpr, PRECISION: tl.constexpr):
     """Gradient of the matrix of ``within``, from its input and the gradient of its result."""
     if RESETS:
         total = tl.zeros((x.shape[1], y.shape[1]), tl.float32)
-        for number in range(tl.max(tl.maximum(theirs, own)) + 1):
-            one = tl.trans(tl.where(theirs == number, x, 0.0))
+        for number in range(tl.max(tl.maximum(sources, own)) + 1):
+            one = tl.trans(tl.where(sources == number, x, 0.0))
             total += tl.dot(one, tl.where(own == number, y, 0.0), input_precision=PRECISION)
     else:
         total = tl.dot(tl.trans(x), y, input_precision=PRECISION)
@@ -134,9 +134,9 @@ def filtered(
         early = (at < 0) & (at >= 1 - COUNT)
         keys = load_rows(k, begin, length, ROWS, T)
         keys += tl.load(past + at + (COUNT - 1), mask=early, other=0.0).to(tl.float32)
-        theirs = documents(numbers, start, block * T, length, ROWS, T) if RESETS else 0
+        sources = documents(numbers, start, block * T, length, ROWS, T) if RESETS else 0
         band = toeplitz(weights, block * T, COUNT, T)
-        total += within(keys, band, theirs, own, RESETS, PRECISION)
+        total += within(keys, band, sources, own, RESETS, PRECISION)
     return total
 
 

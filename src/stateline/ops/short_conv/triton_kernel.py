@@ -28,12 +28,12 @@ def signal_gradient(
     for block in tl.static_range(BACK + 1):
         later = load_rows(dy, start + block * T, length, ROWS, T)
         band = toeplitz(weights + channel * COUNT, block * T, COUNT, T)
-        theirs, own = 0, 0
+        sources, own = 0, 0
         if RESETS:
             begin = start + block * T
-            theirs = documents(numbers, begin, 0, length, ROWS, T)
+            sources = documents(numbers, begin, 0, length, ROWS, T)
             own = documents(numbers, begin, block * T, length, ROWS, T)
-        total += within(later, tl.trans(band), theirs, own, RESETS, PRECISION)
+        total += within(later, tl.trans(band), sources, own, RESETS, PRECISION)
     at = start + tl.arange(0, ROWS)[:, None] * T + tl.arange(0, T)[None, :]
     tl.store(dk + line * length + at, total, mask=(at >= 0) & (at < length))
     early = (at < 0) & (at >= 1 - COUNT)
@@ -61,12 +61,12 @@ def weight_gradient(
             before = past + line * (COUNT - 1) + at + (COUNT - 1)
             x += tl.load(before, mask=early, other=0.0).to(tl.float32)
             grad = load_rows(dy + line * length, start, length, ROWS, T)
-            theirs, own = 0, 0
+            sources, own = 0, 0
             if RESETS:
                 counted = numbers + entry * length
-                theirs = documents(counted, start, block * T, length, ROWS, T)
+                sources = documents(counted, start, block * T, length, ROWS, T)
                 own = documents(counted, start, 0, length, ROWS, T)
-            total += correlated(x, grad, theirs, own, RESETS, PRECISION)
+            total += correlated(x, grad, sources, own, RESETS, PRECISION)
     sheet = (piece * channels + channel) * (BACK + 1) + block
     j, i = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     tl.store(dband + sheet * T * T + j * T + i, total)
