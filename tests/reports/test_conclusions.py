@@ -70,7 +70,7 @@ def test_without_a_solution_none_is_scored_beyond_the_training_length(make):
 
 def test_a_model_that_few_seeds_solve_is_not_called_unsolved(make):
     said = concluded(*planted(make, {"h3*2": [0.2, 0.21, 0.99]}, make.task()))
-    assert said[0].startswith("No model solved it from most of its seeds (string accuracy")
+    assert said[0].startswith("No model solved it with most of its seeds (string accuracy")
 
 
 def test_beyond_the_training_length_only_models_that_solved_it_are_judged(make):
@@ -105,8 +105,8 @@ def test_of_a_model_that_diverged_nothing_is_claimed(make):
     said = concluded(*planted(make, scores))
     assert said == [
         "At length 256 (3 seeds), bits per byte of “lstm*2” 2.810 (2.800 to 2.820).",
-        "At length 256 (3 seeds), nothing is claimed of “h3*2” 2.005 (2.000 to 2.010, 1 of 3 seeds "
-        "diverged) and “s4d” (3 of 3 seeds diverged).",
+        "At length 256 (3 seeds), nothing is claimed about “h3*2” 2.005 (2.000 to 2.010, 1 of 3 "
+        "seeds diverged) and “s4d” (3 of 3 seeds diverged).",
     ]
 
 
@@ -138,7 +138,7 @@ def test_models_of_different_sizes_are_named_so(make):
     assert "matched" not in page_of(results)
     assert concluded(results, task)[-1] == (
         "These models have different sizes (5.5k to 43.9k parameters): this says nothing about "
-        "architectures of one size."
+        "architectures of equal size."
     )
 
 

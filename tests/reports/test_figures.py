@@ -130,7 +130,7 @@ def test_speeds_of_a_busy_machine_say_so_in_their_charts(make):
     quiet = sections(typed(make.results()))
     busy = sections(typed(make.results(speed=[make.speed(m, busy=0.3) for m in make.models])))
     for found, times in ((quiet, 0), (busy, 2 + 2)):  # two tasks; decoding and training
-        assert sum("not to be trusted" in chart.note for chart in found.charts()) == times
+        assert sum("do not trust the speeds" in chart.note for chart in found.charts()) == times
 
 
 def test_a_cost_at_one_length_stands_in_the_table_alone(make):

@@ -230,8 +230,8 @@ def test_speeds_of_a_busy_machine_are_not_marked(make):
     found = cells(cost_table(results), "at 256", "Decoding speed")
     assert not any(cell.best for cell in found.values())
     assert costs_concluded(results)[-1] == (
-        "Other programs used up to 40% of the machine while speeds were measured: they are not to "
-        "be trusted. Nothing is claimed about them."
+        "Other programs used up to 40% of the machine while speeds were measured: do not trust "
+        "the speeds. Nothing is claimed about speeds."
     )
 
 

@@ -71,7 +71,7 @@ def test_the_best_is_marked_without_colour(make):
     text = printed(make.results(tasks=[task], runs=runs))
     assert "*0.801" in text
     assert "*0.301" not in text
-    assert "* best of its row, or not told apart from it, where others are clearly worse." in text
+    assert "* best of its row or not told apart from the best, if others are clearly worse." in text
 
 
 def test_one_seed_is_said_to_decide_nothing(make):

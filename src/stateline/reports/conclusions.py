@@ -55,7 +55,7 @@ def task_conclusion(results: Results, task: TaskRecord) -> list[str]:
 
 def _solved(trained: Sequence[str], solved: Sequence[str], task: TaskRecord, *, some: bool) -> str:
     if not solved:
-        most = " from most of its seeds" if some else ""
+        most = " with most of its seeds" if some else ""
         return f"No model solved it{most} ({goal(task)}), so none is scored at other lengths."
     if len(solved) == len(trained) == 1:
         return f"It was solved: {goal(task)}."
@@ -85,7 +85,7 @@ def _judged(
     if found.better and (range_ := differing_sizes(results, list(scores), task)):
         sentences.append(
             f"These models have different sizes ({range_} parameters): this says nothing about "
-            "architectures of one size."
+            "architectures of equal size."
         )
     return sentences
 
@@ -115,7 +115,7 @@ def _ranking(found: Verdict, scores: dict[str, list[float]], metric: str) -> str
 def _undecided(found: Verdict, scores: dict[str, list[float]]) -> list[str]:
     """Models of which nothing is claimed because a seed diverged."""
     diverged = [model for model in found.undecidable if len(scores[model]) > 1]
-    return [f"nothing is claimed of {_scores(diverged, scores)}."] if diverged else []
+    return [f"nothing is claimed about {_scores(diverged, scores)}."] if diverged else []
 
 
 def _scores(models: Sequence[str], scores: dict[str, list[float]]) -> str:
@@ -148,7 +148,7 @@ def cost_conclusion(results: Results) -> list[str]:
             told = f"{STATE.text(sizes[ends[0]])} for every model"
         sentences.append(f"State after {lengths[-1]:,} tokens: {told}.")
     if disturbed := disturbance(results):
-        return [*sentences, f"{disturbed} Nothing is claimed about them."]
+        return [*sentences, f"{disturbed} Nothing is claimed about speeds."]
     return sentences + [said for cost in JUDGED if (said := _fastest(results, cost))]
 
 

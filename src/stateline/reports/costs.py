@@ -120,7 +120,7 @@ def disturbance(results: Results) -> str:
     busy = [entry.busy for entry in results.speed if entry.disturbed and entry.busy is not None]
     return (
         f"Other programs used up to {max(busy):.0%} of the machine while speeds were measured: "
-        "they are not to be trusted."
+        "do not trust the speeds."
         if busy
         else ""
     )

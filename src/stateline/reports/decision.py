@@ -271,7 +271,7 @@ def outlook(results: Results, task: TaskRecord) -> list[str]:
     said = []
     scores = _scores(results, task, task.train_length, list(runs))
     if scores and not any(above_chance(task, own) for own in scores.values()):
-        guess = "" if task.chance is None else f" ({task.chance:.3f} by one answer to everything)"
+        guess = "" if task.chance is None else f" ({task.chance:.3f} with one answer to everything)"
         said.append(f"no model is better than a guess{guess}: the scores say nothing yet.")
     open_ = {
         m: own for m, own in runs.items() if task.solved_at is None or not solved_runs(own, task)

@@ -81,7 +81,11 @@ def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
         _chart(
             results,
             task,
-            ("by-position", f"{metric} by position", ["Each point: since the one before."]),
+            (
+                "by-position",
+                f"{metric} by position",
+                ["Each point: the score since the previous point."],
+            ),
             series.by_position,
             (_lengths("position (tokens)"), score_axis(task)),
             [here],

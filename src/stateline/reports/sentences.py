@@ -11,7 +11,7 @@ from stateline.runs.results import Results, RunRecord, TaskRecord
 
 QUICK = "One seed and one learning rate decide nothing."
 ONE_SEED = "One seed decides nothing."
-ONE_RATE = "One learning rate for all models: with another, the order may be another."
+ONE_RATE = "All models have one learning rate: with another, their order may differ."
 
 
 def headline(results: Results) -> str:
@@ -143,7 +143,7 @@ def protocol(results: Results) -> list[str]:
         said += [f"{task_label(results, task)}: {listed}."] if listed else []
     if how.rungs:
         shares = listing([f"{rung:.0%}" for rung in how.rungs])
-        said.append(f"After {shares} of the steps the best {how.kept:.0%} of the trials went on.")
+        said.append(f"After {shares} of the steps the best {how.kept:.0%} of the trials continued.")
     if how.trial_seed is not None:
         said.append(f"Trials have the seed {how.trial_seed}, which no scored run has.")
     return said

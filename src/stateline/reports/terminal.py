@@ -125,7 +125,7 @@ def _legend(table: Table) -> str:
     unsolved = "not solved: missed the training length, so not scored at other lengths."
     seeds = "Below scores: lowest and highest seed; below speeds: their spread."
     said = {
-        "* best of its row, or not told apart from it, where others are clearly worse.": any(
+        "* best of its row or not told apart from the best, if others are clearly worse.": any(
             cell.best for cell in cells
         ),
         off: any(cell.off for cell in cells),
