@@ -168,4 +168,4 @@ def test_a_budget_limits_what_is_decided_on(
     page = (tmp_path / "report.html").read_text()
     assert "<h2>Which one, within state&lt;=64KiB and decode&gt;=1k</h2>" in page
     assert main(["report", gallery, "--budget", "size<=3"]) == 2
-    assert "a budget must be state, flops" in capsys.readouterr().err
+    assert "a budget must limit state, flops" in capsys.readouterr().err

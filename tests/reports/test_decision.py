@@ -154,7 +154,7 @@ def test_a_budget_is_read(text: str, bound: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "state", "state<64", "size<=3", "state<=1.2.3", "flops<=3x"])
 def test_a_malformed_budget_is_one_line(text: str) -> None:
-    with pytest.raises(InputError, match="a budget must be state, flops, decode"):
+    with pytest.raises(InputError, match="a budget must limit state, flops, decode"):
         read_budget(text)
 
 

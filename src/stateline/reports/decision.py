@@ -91,8 +91,8 @@ def read_budget(text: str) -> Budget:
         bound = None
     if found is None or cost is None or bound is None:
         raise InputError(
-            f"a budget must be {', '.join(COSTS)}, perhaps @LENGTH, a sign and a number, as "
-            f"state<=64KiB or decode>=1k, got {text!r:.60}"
+            f"a budget must limit {', '.join(COSTS)}, such as state<=64KiB, decode>=1k or, at one "
+            f"length, state@4096<=64KiB, got {text!r:.60}"
         )
     if cost.higher_is_better != (found["side"] == ">="):
         side = ">=" if cost.higher_is_better else "<="
