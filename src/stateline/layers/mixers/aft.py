@@ -55,6 +55,9 @@ class AFT(SequenceLayer[AFTState]):
     constant size: sums over what has left the window, and the window. Keys, values and state are
     float32 under a cast to half precision.
 
+    Here w itself is learned, and begins at zero. The paper normalises it over the distances, with a
+    learned gain and bias that also begin at zero (recalled, not read again).
+
     Args:
         d_model: Width of input and output.
         n_heads: Number of heads, whose channels share :math:`w`; must divide ``d_model``.
