@@ -238,7 +238,8 @@ GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "te
         ({"top_p": 0}, r"\$\.top_p"),
         ({"repetition_penalty": 0}, "repetition_penalty must be from"),
         ({"stop": ""}, r"\$\.stop"),
-        ({"n": 2}, r"\$\.n"),
+        ({"n": 2}, r"`int` <= 1 - at `\$\.n`"),
+        ({"logit_bias": {"3": 1}}, r"\$\.logit_bias"),
         ({"echo": True}, "echo is not offered"),
         ({"nonsense": 1}, "nonsense"),
         ({"seed": -1}, r"\$\.seed"),
@@ -252,6 +253,12 @@ def test_a_wrong_request_is_refused_in_one_line(
     status, body = client.send("/v1/completions", GOOD | change)
     assert status == (404 if "model" in change else 400)
     assert re.search(message, error_of(body)), body
+
+
+def test_options_without_effect_are_taken(client: Client) -> None:
+    neutral = {"n": 1, "best_of": 1, "echo": False, "logit_bias": {}, "presence_penalty": 0}
+    status, body = client.send("/v1/completions", GOOD | neutral)
+    assert status == 200, body
 
 
 def test_wrong_ways_to_ask_are_refused(client: Client) -> None:

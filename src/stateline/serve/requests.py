@@ -17,6 +17,7 @@ Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Zero = Annotated[float, Meta(ge=0, le=0)]
+One = Annotated[int, Meta(ge=1, le=1)]
 Word = Annotated[str, Meta(min_length=1, max_length=1000)]
 Stop = Word | Annotated[list[Word], Meta(max_length=16)]
 Tokens = list[Annotated[int, Meta(ge=0, lt=2**31)]]
@@ -81,11 +82,11 @@ class CompletionRequest(Request, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Count | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stream_options: StreamOptions | None = None
-    n: Literal[1] | None = None
-    best_of: Literal[1] | None = None
+    n: One | None = None
+    best_of: One | None = None
     echo: bool | None = None
     suffix: None = None
-    logit_bias: None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
 
