@@ -222,7 +222,11 @@ PROBES: Mapping[str, Probe] = {
         "Copy of shuffled tokens",
         *("tokens", "text", _COPIED, partial(_copy, shuffled=True), "\n\n", _half_more),
     ),
-    "letters": Probe("Copy of letters", "letters", "", _COPIED, _letters, "\n\n", _half_more),
+    "letters": Probe(
+        "Copy of letters",
+        *("letters", "", _COPIED, _letters, "\n\n", _half_more),
+        least=2,  # the prompt ends with the first one
+    ),
     "squad": Probe(
         "Questions on a passage",
         *("tokens of the passage", "qa", (100, 150, 200, 250, 300), _squad, "\n\n"),
