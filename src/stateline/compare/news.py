@@ -1,7 +1,6 @@
 """What a comparison reports while it runs."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord, SpeedRecord
@@ -30,17 +29,35 @@ class News:
         """The speed of all models has been measured."""
 
 
-_EVENTS = [name for name in vars(News) if not name.startswith("_")]
-
-
 def together(observers: Sequence[News]) -> News:
     """An observer that passes everything on to several, in this order."""
-    news = News()
-    for event in _EVENTS:
-        setattr(news, event, partial(_tell, observers, event))
-    return news
+    return _Together(observers)
 
 
-def _tell(observers: Sequence[News], event: str, *what: object) -> None:
-    for observer in observers:
-        getattr(observer, event)(*what)
+class _Together(News):
+    def __init__(self, observers: Sequence[News]) -> None:
+        self.observers = observers
+
+    def planned(self, jobs: int, done: int) -> None:
+        for observer in self.observers:
+            observer.planned(jobs, done)
+
+    def starting(self, workers: int) -> None:
+        for observer in self.observers:
+            observer.starting(workers)
+
+    def progress(self, job: Job, metrics: Metrics) -> None:
+        for observer in self.observers:
+            observer.progress(job, metrics)
+
+    def finished(self, job: Job, run: RunRecord) -> None:
+        for observer in self.observers:
+            observer.finished(job, run)
+
+    def timing(self, what: str) -> None:
+        for observer in self.observers:
+            observer.timing(what)
+
+    def timed(self, speeds: Sequence[SpeedRecord]) -> None:
+        for observer in self.observers:
+            observer.timed(speeds)
