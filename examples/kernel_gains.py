@@ -1,4 +1,4 @@
-"""Measure what the kernels of single ops gain in whole updates of a model.
+"""Measure what the kernels of single ops gain in whole updates, or whole tokens, of a model.
 
 Run it: python examples/kernel_gains.py "attention(position=rope)*2" 64 32 64 attention pointwise
 
@@ -6,11 +6,13 @@ It trains a language model (256 letters, AdamW, tied embeddings) on random token
 pattern, width, rows, length, and ops. Updates alternate: one with the backends that ``auto``
 chooses, then one for each argument with that op by PyTorch (``--backend``); ``+`` joins two ops.
 The table shows the median processor time of an update and the median of the ratios of neighbouring
-updates: above 1, the kernel gains. ``linear`` stands for linear maps by MKL alone, and ``--nanogpt
-FOLDER`` adds the model of a checkout of karpathy/nanoGPT.
+updates: above 1, the kernel gains. ``linear`` stands for linear maps by MKL alone, ``chunks`` for
+linear attention without chunks of tokens, and ``--nanogpt FOLDER`` adds the model of a checkout of
+karpathy/nanoGPT. With ``--tokens`` a round decodes eight tokens after a prompt of the length.
 """
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from torch import nn
 from stateline import LanguageModel, ModelConfig
 from stateline.allocator import keep_freed_memory
 from stateline.bench.peers import find_trained
+from stateline.generate import Session, prefill
 from stateline.ops import use_backend
 
 WARM_UP = 2
@@ -47,10 +50,34 @@ def updates(model: nn.Module, rows: int, length: int) -> Callable[[], float]:
     return update
 
 
+def tokens(model: LanguageModel, rows: int, length: int) -> Callable[[], float]:
+    """A function that decodes eight tokens and returns the processor time of one in milliseconds.
+
+    The session keeps what follows from the weights, and so the kernels with which it is made.
+    """
+    session = Session(model.eval(), prefill(model, torch.randint(256, (rows, length))))
+    session.step()
+
+    def decode() -> float:
+        started = time.process_time()
+        for _ in range(8):
+            session.step()
+        return 1e3 * (time.process_time() - started) / 8
+
+    return decode
+
+
+PATCHES: dict[str, tuple[str, object]] = {
+    "linear": ("stateline.ops.linear.mkl_is_slower", lambda: False),
+    "chunks": ("stateline.ops.linear_attention.numba_backend.LEAST", math.inf),
+}
+"""What is not an op of its own, and how it is left out."""
+
+
 def preferring(name: str, backend: str) -> Callable[[], AbstractContextManager[object]]:
     """A context in which some ops, joined by ``+``, run on another backend."""
-    if name == "linear":
-        return lambda: patch("stateline.ops.linear.mkl_is_slower", lambda: False)
+    if name in PATCHES:
+        return lambda: patch(*PATCHES[name])
     return lambda: use_backend(**dict.fromkeys(name.split("+"), backend))
 
 
@@ -60,24 +87,30 @@ def main(given: argparse.Namespace) -> None:
     keep_freed_memory()
     torch.manual_seed(0)
     config = ModelConfig(given.pattern, vocab_size=256, d_model=given.d_model, tie_embeddings=True)
-    update = other_update = updates(LanguageModel(config), given.rows, given.length)
-    choices = {name: preferring(name, given.backend) for name in given.ops}
-    if given.nanogpt:
-        build = find_trained([f"nanogpt={given.nanogpt}"], [given.pattern])["nanogpt"]
-        other_update = updates(build(config, given.length), given.rows, given.length)
-        choices["nanogpt"] = nullcontext
-    times: dict[str, list[float]] = {"auto": [], **{name: [] for name in choices}}
-    for _ in range(WARM_UP + given.updates):
-        times["auto"].append(update())
+    model = LanguageModel(config)
+    choices = {"auto": nullcontext, **{name: preferring(name, given.backend) for name in given.ops}}
+    if given.tokens:
+        runs = {}
         for name, choice in choices.items():
             with choice():
-                times[name].append((other_update if name == "nanogpt" else update)())
-    auto = times["auto"][WARM_UP:]
-    for name in choices:
-        other = times[name][WARM_UP:]
+                runs[name] = tokens(model, given.rows, given.length)
+    else:
+        runs = dict.fromkeys(choices, updates(model, given.rows, given.length))
+    if given.nanogpt:
+        build = find_trained([f"nanogpt={given.nanogpt}"], [given.pattern])["nanogpt"]
+        runs["nanogpt"] = updates(build(config, given.length), given.rows, given.length)
+        choices["nanogpt"] = nullcontext
+    times: dict[str, list[float]] = {name: [] for name in choices}
+    for _ in range(WARM_UP + given.updates):
+        for name, choice in choices.items():
+            with choice():
+                times[name].append(runs[name]())
+    auto = times.pop("auto")[WARM_UP:]
+    for name, own in times.items():
+        other = own[WARM_UP:]
         gain = statistics.median(b / a for a, b in zip(auto, other, strict=True))
         print(
-            f"{statistics.median(auto):8.1f}{statistics.median(other):8.1f}{gain:7.2f}x  {name} in "
+            f"{statistics.median(auto):8.3g}{statistics.median(other):8.3g}{gain:7.2f}x  {name} in "
             f"{given.pattern}, width {given.d_model}, {given.rows} x {given.length}",
             flush=True,
         )
@@ -95,6 +128,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--updates", type=int, default=25, help="number that is measured")
+    parser.add_argument("--tokens", action="store_true", help="time tokens in place of updates")
     return parser
 
 
