@@ -71,6 +71,11 @@ class ChannelMixing(SequenceLayer[ChannelMixingState]):
     def _step(self, x: Tensor, state: ChannelMixingState) -> tuple[Tensor, ChannelMixingState]:
         return self._mixed(x, state.x), ChannelMixingState(x.clone())
 
+    def _step_(self, x: Tensor, state: ChannelMixingState) -> Tensor:
+        y = self._mixed(x, state.x)
+        state.x.copy_(x)
+        return y
+
     def _mixed(self, x: Tensor, before: Tensor) -> Tensor:
         mixed = x + self.mix.to(x.dtype) * (before.to(x.dtype) - x)
         return self.out_proj(F.relu(self.in_proj(mixed)).square())
