@@ -1,6 +1,7 @@
 """Which models are told apart: hardly ever equal ones, always very different ones."""
 
 import math
+from statistics import stdev
 
 import numpy as np
 import pytest
@@ -69,6 +70,40 @@ def test_a_lower_score_wins_where_lower_is_better() -> None:
 def test_scores_that_are_identical_tie() -> None:
     verdict = judge({"a": [1.0, 1.0, 1.0], "b": [1.0, 1.0, 1.0]}, Kind(True))
     assert (verdict.groups, verdict.better, verdict.winner) == ([["a", "b"]], set(), None)
+
+
+def test_scores_without_any_spread_differ() -> None:
+    assert judge({"a": [1.0, 1.0, 1.0], "b": [2.0, 2.0, 2.0]}, Kind(True)).winner == "b"
+
+
+@pytest.mark.parametrize(("seeds", "t"), [(2, 22.327), (3, 7.173), (5, 4.501)])
+def test_a_pair_is_told_apart_from_the_printed_limit_of_t(seeds: int, t: float) -> None:
+    """At a chance of 0.002, by all seeds: 2 (seeds - 1) degrees of freedom."""
+    scores = [0.1 * seed**2 for seed in range(seeds)]
+    limit = t * stdev(scores) * math.sqrt(2 / seeds)
+    for shift, told in [(1.01 * limit, True), (0.99 * limit, False)]:
+        shifted = [score + shift for score in scores]
+        assert bool(judge({"a": scores, "b": shifted}, Kind(True)).better) == told
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_models_that_only_some_seeds_solve_are_judged_by_the_share_of_these(
+    higher_is_better: bool,
+) -> None:
+    """By its mean, the model that never solves the task would be above one that seldom does."""
+    sign = 1.0 if higher_is_better else -1.0
+    kind = Kind(higher_is_better, solved_at=0.95 * sign)
+    scores = {"never": [0.94] * 9, "seldom": [0.96] * 3 + [0.3] * 6, "often": [0.96] * 9}
+    verdict = judge({name: [sign * v for v in own] for name, own in scores.items()}, kind)
+    assert verdict.groups == [["often", "seldom"], ["never"]]
+
+
+def test_a_task_solved_by_all_seeds_or_none_needs_the_exact_test_at_each_look() -> None:
+    """The chance of three seeds, 2 / 2^6, is above the rate of each look; that of four is below."""
+    kind = Kind(True, solved_at=0.95)
+    scores = {"a": [0.99, 0.99, 0.98, 0.99], "b": [0.3, 0.3, 0.31, 0.3]}
+    assert judge(scores, kind, looks=4).better == {("a", "b")}
+    assert not judge({name: own[:3] for name, own in scores.items()}, kind, looks=4).better
 
 
 @pytest.mark.parametrize("own", [[], [0.99], [0.99, None, 0.99], [math.nan, 0.99]])
