@@ -106,6 +106,25 @@ def test_runs_that_differ_in_more_than_the_seed_stay_apart(make, changes):
     assert both.models == ["h3*2 · a", "h3*2 · b"]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_protocols_tell_of_tasks_and_seeds_is_joined(make, first):
+    protocols = [
+        {"name": "quick", "seeds": {"a": [0, 1]}, "sizes": [100], "looks": 4},
+        {"name": "quick", "seeds": {"b": [0]}, "sizes": [200, 100]},
+    ]
+    both = [one(make) | {"protocol": own} for own in (protocols[first], protocols[1 - first])]
+    joined = merge({"a": both[0], "b": both[1]}).protocol
+    assert (joined.seeds, joined.sizes, joined.looks) == ({"a": [0, 1], "b": [0]}, [100, 200], 4)
+
+
+@pytest.mark.parametrize(
+    "other", [None, {"name": "sweep"}, {"name": "quick", "matched_by": "flops"}]
+)
+def test_results_of_different_protocols_have_none_in_common(make, other):
+    both = [one(make) | {"protocol": own} for own in ({"name": "quick"}, other)]
+    assert merge({"a": both[0], "b": both[1]}).protocol is None
+
+
 def test_the_seeds_of_a_comparison_stay_together_beside_another(make):
     task = make.task()
     runs = [make.run("h3*2", task, SCORES, seed=seed) for seed in range(3)]

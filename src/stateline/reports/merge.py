@@ -79,7 +79,7 @@ def _protocol(results: Sequence[Results]) -> ProtocolRecord | None:
     for field in ("learning_rates", "muon_rates", "weight_decays", "seeds", "validation"):
         joined[field] = {k: v for one in reversed(found) for k, v in getattr(one, field).items()}
     sizes = sorted({size for one in found for size in one.sizes})
-    return replace(found[0], **joined, sizes=sizes)
+    return replace(found[0], **joined, sizes=sizes, looks=max(one.looks for one in found))
 
 
 def folder_names(folders: Sequence[Path]) -> list[str]:
