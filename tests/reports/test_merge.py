@@ -106,6 +106,21 @@ def test_runs_that_differ_in_more_than_the_seed_stay_apart(make, changes):
     assert both.models == ["h3*2 · a", "h3*2 · b"]
 
 
+def test_a_model_of_several_folders_is_named_after_the_first(make):
+    same = {f"s{seed}": one(make, seed=seed) for seed in range(2)}
+    both = merge(same | {"other": one(make, parameters=100)})
+    assert both.models == ["h3*2 · s0 and 1 more", "h3*2 · other"]
+
+
+def test_a_model_of_several_seeds_has_the_speed_of_the_first(make):
+    timed = {
+        s: one(make, seed=s) | {"speed": [make.speed("h3*2", state_bytes={"256": s})]}
+        for s in (0, 1)
+    }
+    both = merge({f"s{seed}": results for seed, results in timed.items()})
+    assert [entry.state_bytes[256] for entry in both.speed] == [0]
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_protocols_tell_of_tasks_and_seeds_is_joined(make, first):
     protocols = [
