@@ -62,6 +62,7 @@ def test_the_letters_that_fit_a_state_stand_with_the_costs(make):
         entry["longest_copy"] = longest
     column = cells(main_table(make.results(speed=entries)), "letters in the state", "Bound")
     assert [column[model].text for model in make.models] == ["41.2k", "any", DASH]
+    assert [column[model].value for model in make.models] == [41_234, None, None]
 
 
 def test_results_that_do_not_tell_the_letters_have_no_column_of_them(make):
@@ -183,7 +184,9 @@ def test_parameters_far_from_the_wanted_ones_are_marked(make):
 def test_parameters_that_differ_between_tasks_are_a_range(make):
     results = make.results()
     results["runs"][0]["parameters"] = 118_000
-    assert cells(main_table(results), "parameters")[make.models[0]].text == f"118k{DASH}120k"
+    results["runs"][1]["parameters"] = 125_000
+    results["runs"].append(results["runs"][0] | {"seed": 1, "parameters": 120_000})
+    assert cells(main_table(results), "parameters")[make.models[0]].text == f"118k{DASH}125k"
 
 
 def test_missing_runs_and_speeds_are_dashes(make):
@@ -273,6 +276,20 @@ def test_a_score_that_is_not_a_number_is_never_the_best(make):
     runs[0]["by_length"]["1024"]["bits_per_byte"] = None
     table = main_table(make.results(tasks=[task], runs=runs))
     assert [c.best for c in cells(table, "at 1024").values()] == [False, True, False]
+
+
+@pytest.mark.parametrize("seeds", [*itertools.permutations([2.5, None, 2.4])])
+def test_a_seed_that_diverged_is_left_out_of_the_median_and_told(make, seeds):
+    task = make.text_task()
+    runs = [make.run(MODEL, task, {"256": 2.5, "1024": end}) for end in seeds]
+    cell = cells(main_table(make.results(tasks=[task], runs=runs, models=[MODEL])), "at 1024")[
+        MODEL
+    ]
+    assert (cell.text, cell.note) == ("2.450", f"2.400{DASH}2.500, 1/3 diverged")
+
+
+def test_scores_without_a_spread_have_no_note(make):
+    assert cells(main_table(copying(make, 1.0, 1.0)), "at 40")[MODEL].note == ""
 
 
 def test_a_sole_run_that_has_not_finished_says_so(make):

@@ -17,6 +17,7 @@ from stateline.reports.format import DASH, short_number
 from stateline.reports.records import (
     judged,
     measured,
+    middle,
     runs_of,
     score,
     scored_runs,
@@ -66,9 +67,8 @@ def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:
     for model in results.models:
         runs, scored = runs_of(results, model, task), scored_runs(results, model, task, length)
         values = [score(run, task, length) for run in scored]
-        missed = [run for run in runs if steps_to_solve(run, task) is None]
-        solved = len(runs) - (0 if task.solved_at is None else len(missed))
-        cells[model] = _score_cell(values, solved, len(runs))
+        solved = [run for run in runs if steps_to_solve(run, task) is not None]
+        cells[model] = _score_cell(values, len(solved), len(runs))
         scores |= {model: values} if values else {}
     best: list[str] = []
     for group in size_groups(results).values():
@@ -172,13 +172,15 @@ def setting_cell(runs: Sequence[RunRecord], name: str) -> Cell:
 
 
 def _score_cell(values: Sequence[float], solved: int, seeds: int) -> Cell:
-    """Median and spread of the scored seeds, and how many solve the task if some do not."""
+    """Median and spread of the scored seeds; how many diverged, and how many solve the task."""
     partial = f"{solved}/{seeds} solved" if 0 < solved < seeds else ""
     if not values:
         return NOT_SOLVED._replace(note=partial) if seeds else MISSING
-    value = statistics.median(values)
-    spread = f"{min(values):.3f}{DASH}{max(values):.3f}" if min(values) < max(values) else ""
-    note = ", ".join(filter(None, [spread, partial]))
+    value, finite = middle(values), [own for own in values if not math.isnan(own)]
+    spread = f"{min(finite):.3f}{DASH}{max(finite):.3f}" if len({*finite}) > 1 else ""
+    lost = len(values) - len(finite)
+    diverged = f"{lost}/{len(values)} diverged" if finite and lost else ""
+    note = ", ".join(filter(None, [spread, diverged, partial]))
     return Cell(f"{value:.3f}", note, value if math.isfinite(value) else None)
 
 
