@@ -115,6 +115,11 @@ def test_the_repetition_penalty_divides_positive_and_multiplies_negative_logits(
         assert choose(logits, sampling, seen=seen).tolist() == wanted
 
 
+def test_the_repetition_penalty_concerns_no_token_by_default() -> None:
+    logits = torch.tensor([[2.0, 1.5]])
+    assert choose(logits, Sampling(repetition_penalty=4.0)).tolist() == [0]
+
+
 def test_the_repetition_penalty_comes_before_the_temperature() -> None:
     logits, seen = torch.tensor([[2.0, 0.0]]), torch.tensor([[True, False]])
     sampling = Sampling(0.5, repetition_penalty=4.0)
@@ -149,6 +154,11 @@ def test_the_largest_penalties_do_not_overflow(penalty: float) -> None:
 def test_a_temperature_must_be_finite() -> None:
     with pytest.raises(InputError, match="temperature must be finite and not negative, got inf"):
         Sampling(float("inf"))
+
+
+def test_at_the_smallest_temperatures_each_row_takes_its_likeliest_token() -> None:
+    logits = torch.tensor([[0.0, 100.0], [-100.0, -200.0]])
+    assert choose(logits, Sampling(1e-307), torch.tensor([0.5, 0.5])).tolist() == [1, 0]
 
 
 def test_top_k_may_be_any_integer() -> None:
