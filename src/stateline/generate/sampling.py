@@ -139,6 +139,5 @@ def _restrict(
     if sampling.top_p is not None:
         probabilities = ordered.softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities
-        before[:, 0] = 0  # exactly, despite rounding
         ordered = ordered.masked_fill(before >= sampling.top_p, float("-inf"))
     return torch.empty_like(logits).scatter(1, tokens, ordered)
