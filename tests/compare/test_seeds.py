@@ -28,12 +28,20 @@ def task(**changes: Any) -> Any:
     return SimpleNamespace(**known | {"problems_scored": lambda _: PROBLEMS} | changes)
 
 
-def planted(draws: dict[str, Draw], seed: int, of: Any, wanted: Any = "best") -> tuple[Any, int]:
-    """Run a comparison of models whose scores are drawn: the verdict, and the seeds spent."""
+def planted(
+    draws: dict[str, Draw], seed: int, of: Any, wanted: Any = "best", sized: bool = False
+) -> tuple[Any, int]:
+    """Run a comparison of models whose scores are drawn: the verdict, and the seeds spent.
+
+    If they are ``sized``, each model has a size of its own.
+    """
     rng = np.random.default_rng(seed)
     jobs: list[Any] = [
-        SimpleNamespace(task="t", size=None, family="", label=m, training=SimpleNamespace(seed=s))
-        for m in draws
+        SimpleNamespace(
+            **{"task": "t", "size": place, "family": "f" if sized else "", "label": m},
+            training=SimpleNamespace(seed=s),
+        )
+        for place, m in enumerate(draws)
         for s in range(MOST)
     ]
     scores = {m: [float(v) for v in draw(rng, MOST)] for m, draw in draws.items()}
@@ -103,6 +111,27 @@ def test_models_that_are_clearly_worse_get_no_more_seeds() -> None:
     draws = {"a": normal(0.6, 0.02), "b": normal(0.6, 0.02), "far": measured(0.1)}
     _, best = planted(draws, 0, task(solved_at=None))
     assert best < 3 * MOST
+
+
+def fixed(*scores: float) -> Draw:
+    return lambda _, n: np.resize(scores, n)
+
+
+def test_each_look_has_its_share_of_the_rate() -> None:
+    """The chance of the first three seeds is 0.005: below 0.05 / 4, above that of fixed seeds."""
+    draws = {"a": fixed(0.40, 0.45, 0.50), "b": fixed(0.625, 0.675, 0.725)}
+    assert planted(draws, 0, task(solved_at=None))[1] == 2 * 3
+
+
+def test_seeds_that_agree_by_chance_do_not_decide() -> None:
+    """Scores of 1024 problems differ by 0.016 from the problems that were drawn alone."""
+    draws = {"a": fixed(0.5, 0.5, 0.501), "b": fixed(0.52, 0.52, 0.521)}
+    assert planted(draws, 0, task(solved_at=None))[1] > 2 * 3
+
+
+def test_models_of_different_sizes_need_not_be_told_apart() -> None:
+    draws = dict.fromkeys("ab", normal(0.6, 0.02))
+    assert planted(draws, 0, task(), sized=True)[1] == 2 * 3
 
 
 def test_the_order_of_all_asks_for_more_than_the_best() -> None:
