@@ -1,5 +1,6 @@
 """The protocol: which settings go on, what chooses them, what is run again."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,10 @@ class TestChoice:
             *[(4.0, None, 0), (4.0, None, 1)],
         ]
 
+    def test_a_score_that_is_not_a_number_is_never_chosen(self) -> None:
+        ran = play(sweep(), SCORES | {3.0: (0.6, math.nan)})
+        assert [rate for rate, _, _ in ran[4:]] == [3.0, 2.0, 2.0, 2.0]
+
     def test_equal_scores_are_decided_by_the_training_loss(self) -> None:
         losses = {1.0: 2.0, 2.0: 1.5, 3.0: 1.0, 4.0: 1.2}
         ran = play(sweep(), dict.fromkeys(SCORES, (0.0, 0.0)), losses)
@@ -118,6 +123,16 @@ class TestChoice:
         assert [(job.training.lr, job.until) for job in more] == [(3.0, None)]
         more = of.after(more[0], ended(more[0], 0.6, 0.99))
         assert [(job.training.lr, job.training.seed) for job in more] == [(4.0, 0), (4.0, 1)]
+
+    def test_the_jobs_to_come_are_counted(self) -> None:
+        of = sweep("attention", "h3")
+        first = of.first()
+        assert (len(first), of.later(), of.count()) == (8, 2 * (2 + 2), 2 * (4 + 2 + 2))
+
+    def test_trials_tell_their_size(self) -> None:
+        of = sweep(d_model=None, parameters=[2000, 4000])
+        play(of, SCORES)
+        assert [trial.size for trial in of.records()] == [2000] * 4 + [4000] * 4
 
     def test_every_model_has_its_own_choice(self) -> None:
         of = sweep("attention", "h3")
@@ -146,6 +161,13 @@ class TestGrid:
             for j in sweep(lrs=[1.0, 2.0], weight_decays=[0.0, 0.1]).first()
         ]
         assert tried == [(1.0, 0.0), (1.0, 0.1), (2.0, 0.0), (2.0, 0.1)]
+
+    def test_the_protocol_tells_what_is_tried(self) -> None:
+        told = sweep(lrs=[2.0, 1.0], weight_decays=[0.0, 0.1]).protocol()
+        assert told.learning_rates == {RECALL: [1.0, 2.0]}
+        assert told.weight_decays == {RECALL: [0.0, 0.1]}
+        assert told.seeds == {RECALL: [0, 1]}
+        assert (told.trial_seed, told.rungs, told.kept, told.looks) == (TRIAL_SEED, [0.25], 0.5, 1)
 
     def test_both_rates_of_muon_are_tried(self) -> None:
         def tried(**changes: Any) -> list[tuple[float, float | None]]:
