@@ -55,7 +55,8 @@ def own_code() -> OwnCode:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(
                 f"the {kind} {name!r} cannot be imported by a worker process: move its class "
-                f"to the top level of a file, or use workers=0 ({error})"
+                "to the top level of a file, or train with --workers 0 (workers=0 in Python): "
+                f"{error}"
             ) from error
     main = any(cls.__module__ == "__main__" for cls in found.values())
     return OwnCode(imported(), pickle.dumps(found), main)

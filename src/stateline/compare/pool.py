@@ -194,7 +194,10 @@ def _broken(started: bool, code: OwnCode) -> str:
             'task: put the call of compare() under if __name__ == "__main__":, move the class to a '
             "file of its own, or use workers=0"
         )
-    return "the worker processes could not start: use workers=0 (in Python) to train in this one"
+    return (
+        "the worker processes could not start: train in this one, with --workers 0 (workers=0 in "
+        "Python)"
+    )
 
 
 @contextmanager
