@@ -4,8 +4,10 @@ import logging
 import os
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -131,6 +133,18 @@ def test_what_workers_log_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptu
         for text, level in [("a", 20), ("a", 20), ("b", 30), ("c", 10)]:
             workers._pass_on(logging.LogRecord("stateline", level, "", 0, text, None, None))
     assert caplog.messages == ["a", "b"]
+
+
+def test_workers_that_have_died_before_a_job_is_submitted_are_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(ProcessPoolExecutor):
+        def submit(self, *_: object) -> NoReturn:  # type: ignore[override]
+            raise BrokenProcessPool
+
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", Broken)
+    with pytest.raises(InputError, match=r"could not start: .* --workers 0 \(workers=0 in Python"):
+        compare(tiny("lstm"), tmp_path, workers=1, timing="none")
 
 
 @pytest.mark.slow

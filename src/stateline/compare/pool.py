@@ -86,6 +86,8 @@ class Local:
             workers = _Workers(folder, self.devices, news, self.threads)
             try:
                 yield workers
+            except BrokenProcessPool as error:  # where a result is taken, or a job is submitted
+                raise InputError(_broken(workers.started.is_set(), workers.code)) from error
             finally:
                 workers.close()
         else:
@@ -152,15 +154,12 @@ class _Workers:
         self.news.starting(workers)
 
     def finished(self) -> Iterator[tuple[Job, RunRecord]]:
-        try:
-            while self.running:
-                done, _ = wait(self.running, timeout=0.2, return_when="FIRST_COMPLETED")
-                for told in _drain(self.queue):
-                    self._pass_on(told)
-                for future in done:
-                    yield self.running.pop(future), future.result()
-        except BrokenProcessPool as error:
-            raise InputError(_broken(self.started.is_set(), self.code)) from error
+        while self.running:
+            done, _ = wait(self.running, timeout=0.2, return_when="FIRST_COMPLETED")
+            for told in _drain(self.queue):
+                self._pass_on(told)
+            for future in done:
+                yield self.running.pop(future), future.result()
 
     def _pass_on(self, told: tuple[Job, Metrics] | logging.LogRecord) -> None:
         """Report a job's progress, or log a worker's message: once, since all workers send it."""
