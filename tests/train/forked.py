@@ -6,7 +6,8 @@ as the settings say.
 that is not. ``forked.py reshard HOME``: a checkpoint of two processes is read and written by one,
 and then by four, some of which hold copies. ``forked.py full HOME``: one of two processes cannot
 write its second checkpoint. ``forked.py slow HOME``: two processes write to a disk that is slower
-than their next updates.
+than their next updates. ``forked.py left HOME``: one of two processes is killed, and the other goes
+on until it notices.
 """
 
 import json
@@ -52,8 +53,6 @@ def together(count: int, work: Callable[[Processes], None]) -> list[int]:
         try:
             with join_processes("cpu") as processes:
                 work(processes)
-        except RuntimeError:  # another one was killed
-            os._exit(3)
         except InputError as error:
             (home / "error").write_text(str(error))
             os._exit(2)
@@ -142,6 +141,19 @@ def full(home: Path) -> list[list[int]]:
     ]
 
 
+def left(_: Path) -> list[list[int]]:
+    """Kill a process that the other one waits for."""
+
+    def work(processes: Processes) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        processes.sum(1)
+        if processes.rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        processes.sum(1)
+
+    return [together(2, work)]
+
+
 def slow(home: Path) -> list[list[int]]:
     """Save once; files are written after two more updates."""
 
@@ -186,7 +198,5 @@ def copied(source: Path, target: Path, processes: Processes, **settings: Any) ->
 if __name__ == "__main__":
     home = Path(sys.argv[2])
     (home / "text.txt").write_bytes(bytes(97 + n * n % 23 for n in range(2000)))
-    ends = {"kill": kill, "mesh": mesh, "reshard": reshard, "full": full, "slow": slow}[
-        sys.argv[1]
-    ](home)
-    sys.stdout.write(json.dumps(ends))
+    modes = {mode.__name__: mode for mode in (mesh, kill, full, left, slow, reshard)}
+    sys.stdout.write(json.dumps(modes[sys.argv[1]](home)))

@@ -62,6 +62,13 @@ def test_a_process_that_cannot_write_ends_the_run_and_the_older_checkpoint_stays
 
 
 @pytest.mark.slow
+def test_a_process_whose_partner_was_killed_ends_with_one_line(tmp_path: Path) -> None:
+    assert forked("left", tmp_path) == [[0, SIGKILL]]
+    error = (tmp_path / "error").read_text()
+    assert error.startswith("another of the 2 processes has ended or no longer answers: ")
+
+
+@pytest.mark.slow
 def test_no_process_waits_for_the_disk(tmp_path: Path) -> None:
     """The files are written after two more updates of all processes."""
     assert forked("slow", tmp_path) == [[0, 0]]

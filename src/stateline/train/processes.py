@@ -253,7 +253,7 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
 
     Raises:
         InputError: If there is no such device, no GPU for each process, or no way to find the
-            other processes.
+            other processes; or, inside the ``with`` block, if another process ends.
     """
     place = resolve_device(device)
     on_gpu = place.type == "cuda"
@@ -280,5 +280,13 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
         background = dist.new_group(backend="gloo", timeout=NO_LIMIT)
         yield Processes(dist.get_rank(), dist.get_world_size(), place, background)
         dist.barrier()  # a process that sends to one that has ended may abort
+    except RuntimeError as error:
+        if "gloo/transport" not in str(error):
+            raise
+        raise InputError(
+            f"another of the {dist.get_world_size()} processes has ended or no longer answers: "
+            "look for its message; start all again with --resume to go on from the newest "
+            "checkpoint"
+        ) from error
     finally:
         dist.destroy_process_group()
