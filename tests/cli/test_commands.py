@@ -1,5 +1,6 @@
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -356,3 +357,19 @@ class TestCompare:
         )
         assert done.returncode == 143
         assert done.stderr.strip() == "stateline: interrupted; finished work is kept"
+
+    def test_a_term_signal_after_the_work_is_no_traceback(self) -> None:
+        """As torchrun sends it when another process has ended."""
+        program = """if True:
+            import atexit, os, signal, sys
+            from stateline.cli import main
+
+            atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
+            sys.argv = ["stateline", "--version"]
+            sys.exit(main())
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == -signal.SIGTERM
+        assert done.stderr == ""

@@ -97,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     finally:
         if argv is None:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to clean up
             drop_unwritten()
 
 
