@@ -90,7 +90,7 @@ def test_the_loss_that_balances_is_added_to_the_gradient_in_training_alone() -> 
     loss = 0.5 * 4 * (used * scores.mean(0)).sum()
     wanted = torch.autograd.grad(loss, layer.router.weight)[0]
     torch.testing.assert_close(added, wanted)
-    layer.train().share = 0.25
+    layer.train().positions = 4 * len(scores)
     torch.testing.assert_close(gradient(layer) - gradient(layer.eval()), wanted / 4)
 
 

@@ -1,10 +1,12 @@
 """Training of mixtures of experts, shared blocks and layers side by side."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from stateline.layers import MoE
 from stateline.models.checkpoint import load_model, save_model
@@ -56,9 +58,29 @@ def test_activations_that_are_computed_again_change_nothing(text: Text) -> None:
     assert same(learned(text), learned(text, checkpoint_activations=True))
 
 
-def test_each_of_several_micro_batches_has_its_share_in_the_loss_that_balances(text: Text) -> None:
-    model = learned(text, accumulate=2)
-    assert {module.share for module in model.modules() if isinstance(module, MoE)} == {0.5}
+def test_the_loss_that_balances_weighs_each_call_by_its_positions(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss that is a mean over positions has one gradient, however they are cut."""
+
+    def mean(_: MoE, used: Tensor, scores: Tensor) -> Tensor:
+        return 100 * scores.mean(dim=0) @ torch.arange(len(used), dtype=scores.dtype)
+
+    def gradients(pattern: str, **settings: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = LanguageModel(dataclasses.replace(CONFIG, pattern=pattern))
+        train(model, text, TrainConfig(steps=1, eval_every=0, clip=0.0, **settings))
+        assert all(own.positions is None for own in model.modules() if isinstance(own, MoE))
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    monkeypatch.setattr(MoE, "_unbalance", mean)
+    wanted = gradients("moe")
+    for cut in (
+        gradients("moe", segment_len=12),
+        gradients("state_passing(moe, chunk_len=5)"),
+        gradients("state_passing(moe, chunk_len=5)", segment_len=12),
+    ):
+        torch.testing.assert_close(cut, wanted)
 
 
 def test_a_saved_model_gives_the_same_logits(tmp_path: Path) -> None:

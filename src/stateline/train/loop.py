@@ -14,6 +14,7 @@ from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.files import append_line, finite
 from stateline.generate.session import OutputIsNaN
+from stateline.layers import MoE
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
 from stateline.tasks.base import Task
@@ -100,6 +101,9 @@ def _in_training(model: AnyModel, config: TrainConfig) -> Iterator[None]:
     finally:
         checkpoint_activations(model.stack, False)
         model.eval()
+        for module in model.modules():
+            if isinstance(module, MoE):
+                module.positions = None
 
 
 class Trainer:

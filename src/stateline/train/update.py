@@ -92,8 +92,9 @@ class Updater:
         scored = sum(micro.scored for micro in micro_batches)
         scored_in_all = max(1.0, self.processes.sum(scored))
         self.optimizer.zero_grad()
+        positions = sum(micro.tokens.shape[:2].numel() for micro in micro_batches)
         for mixture in self.mixtures:
-            mixture.share = 1 / len(micro_batches)
+            mixture.positions = positions
         losses = [
             self._backward(micro, scored_in_all, last=micro is micro_batches[-1])
             for micro in micro_batches

@@ -106,7 +106,8 @@ class MoE(Positionwise):
     .. math:: \frac{E}{k\,n} \sum_{i=1}^E c_i \cdot \frac{1}{n} \sum_{t=1}^n p_{t,i}
 
     for E experts and n positions, of which :math:`c_i` use expert i. It is 1 where all experts are
-    used equally.
+    used equally. If an update calls the layer several times, each call adds such a loss, weighted
+    by its share of the update's positions.
 
     Args:
         d_model: Width of input and output.
@@ -145,7 +146,7 @@ class MoE(Positionwise):
                 d_model, activation=its.activation, d_hidden=width, bias=False
             )
         self.gate = Linear(d_model, 1, bias=False) if its.gate_shared else None
-        self.share = 1.0  # weight of a call's balancing loss: less if an update has several calls
+        self.positions: int | None = None  # of an update; by default, of each call
 
     def _forward(self, x: Tensor, **_: Any) -> Tensor:
         its, rows = self.settings, x.reshape(-1, self.d_model)
@@ -167,8 +168,8 @@ class MoE(Positionwise):
         found = found[order.argsort()].unflatten(0, (-1, self.top_k))
         y = (weights.to(found.dtype)[..., None] * found).sum(dim=1)
         if self.training and torch.is_grad_enabled() and its.balance and len(rows):
-            used = counts / counts.sum()
-            y = _AddsLoss.apply(y, self.share * its.balance * self._unbalance(used, scores))
+            used, share = counts / counts.sum(), len(rows) / (self.positions or len(rows))
+            y = _AddsLoss.apply(y, share * its.balance * self._unbalance(used, scores))
         y = y.to(x.dtype).view(x.shape)
         if self.always is None:
             return y
