@@ -12,6 +12,7 @@ from stateline.compare import Comparison, Job, News, compare, plan
 from stateline.compare.comparison import make_tasks
 from stateline.compare.sweep import TRIAL_SEED, Sweep
 from stateline.errors import InputError
+from stateline.files import finite
 from stateline.reports import read_results
 from stateline.runs.results import CurvePoint, RunRecord
 from stateline.runs.train import run_job
@@ -31,7 +32,7 @@ def ended(job: Job, *scores: float | None, loss: float = 1.0, stopped: str = "")
     """The result of a trial with these scores so far; ``None`` where it diverged."""
     steps, score = job.training.steps if job.until is None else job.until, scores[-1]
     points = zip((2, job.training.steps), scores, strict=False)
-    curve = [CurvePoint(step=step, loss=loss, metric=own) for step, own in points]
+    curve = [CurvePoint(step=step, loss=loss, metric=finite(own)) for step, own in points]
     curve = [] if score is None else curve
     how = stopped or ("finished" if job.until is None else "paused")
     return RunRecord(
@@ -39,7 +40,7 @@ def ended(job: Job, *scores: float | None, loss: float = 1.0, stopped: str = "")
         **{"parameters": 1, "parameters_wanted": 1, "seconds": 0.0, "tokens_per_second": 0.0},
         **{"steps": steps, "steps_to_solve": None, "by_length": {}, "curve": curve},
         stopped="the loss became nan" if score is None else how,
-        validation=score,
+        validation=finite(score),
     )
 
 
@@ -99,9 +100,11 @@ class TestChoice:
             *[(4.0, None, 0), (4.0, None, 1)],
         ]
 
-    def test_a_score_that_is_not_a_number_is_never_chosen(self) -> None:
-        ran = play(sweep(), SCORES | {3.0: (0.6, math.nan)})
-        assert [rate for rate, _, _ in ran[4:]] == [3.0, 2.0, 2.0, 2.0]
+    def test_a_trial_whose_last_score_is_not_finite_is_not_chosen_for_an_earlier_one(self) -> None:
+        ran = play(sweep(), SCORES | {3.0: (0.9, math.nan)})
+        assert ran[4:] == [
+            *[(3.0, None, TRIAL_SEED), (2.0, None, TRIAL_SEED), (2.0, None, 0), (2.0, None, 1)]
+        ]
 
     def test_equal_scores_are_decided_by_the_training_loss(self) -> None:
         losses = {1.0: 2.0, 2.0: 1.5, 3.0: 1.0, 4.0: 1.2}

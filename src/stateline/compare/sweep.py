@@ -203,11 +203,11 @@ class Sweep:
         """
         run, task = self._done[trial], self.tasks[trial.task]
         seen = [p for p in run.curve if until is None or p.step <= until]
-        scores = [point.metric for point in seen if point.metric is not None]
-        if not scores or not math.isfinite(scores[-1]) or not _ended_well(run):
+        last = seen[-1].metric if seen and _ended_well(run) else None  # none if it is not finite
+        if last is None:
             return (-math.inf,)
         side = 1.0 if task.higher_is_better else -1.0
-        score, goal = side * scores[-1], trial.training.stop_at
+        score, goal = side * last, trial.training.stop_at
         score = score if goal is None else min(score, side * goal)
         loss = seen[-1].loss
         return score, -seen[-1].step, -math.inf if loss is None else -loss

@@ -142,7 +142,7 @@ def _record(
     job: Job, task: Task, model: AnyModel, ended: TrainResult, processes: Processes
 ) -> RunRecord:
     """The record of a run without final scores."""
-    scores = [m.metric for m in ended.curve if m.metric is not None]
+    last = ended.curve[-1].metric if ended.curve else None
     apart = job.trial or task.drawn  # the final scores use other data
     return RunRecord(
         model=job.label,
@@ -163,7 +163,7 @@ def _record(
         tokens_per_second=ended.tokens / ended.seconds if ended.seconds else 0.0,
         steps_to_solve=ended.steps_to_solve,
         curve=[CurvePoint(step=m.step, loss=m.loss, metric=m.metric) for m in ended.curve],
-        validation=scores[-1] if scores and apart else None,
+        validation=last if apart else None,
         by_length={},
     )
 
