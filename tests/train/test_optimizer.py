@@ -11,8 +11,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.testing import assert_close
 
 from stateline.errors import InputError
-from stateline.layers import MoE
+from stateline.layers import LAYERS, MoE
 from stateline.models.config import ModelConfig
+from stateline.models.factory import meta_model
 from stateline.models.language_model import LanguageModel
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import (
@@ -75,6 +76,18 @@ def test_vectors_do_not_decay_and_matrices_do(model: LanguageModel) -> None:
     assert {"norm.weight", "norm.bias", "stack.layers.2.layer.qkv.bias"} <= vectors
     assert {"embedding.weight", "stack.layers.2.layer.qkv.weight"} <= matrices
     assert all(model.get_parameter(name).ndim > 1 for name in matrices)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "mamba3(out_norm=true)"])
+def test_norms_and_biases_of_no_layer_decay(name: str) -> None:
+    """Also those of heads, which are matrices; tables of biases by distance are no biases."""
+    model = meta_model(ModelConfig(name, 11, d_model=16))
+    names = {parameter: own for own, parameter in model.named_parameters()}
+    decayed = [g["params"] for g in parameter_groups(model, TrainConfig()) if g["weight_decay"]]
+    ends = [names[parameter].rpartition(".")[2] for own in decayed for parameter in own]
+    assert not [
+        own for own in ends if own.endswith(("bias", "norm_weight")) and own != "bucket_bias"
+    ]
 
 
 def test_only_the_group_that_decays_has_a_weight_decay(model: LanguageModel) -> None:

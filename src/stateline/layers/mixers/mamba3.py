@@ -81,7 +81,9 @@ class Mamba3(SequenceLayer[Mamba3State]):
 
     keeps_float32 = True
     packs = True
-    optimizer_groups: ClassVar[Mapping[str, str]] = {"dt_bias": "no_decay", "skip": "no_decay"}
+    optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("dt_bias", "skip", "b_bias", "c_bias", "norm_weight"), "no_decay"
+    )
 
     def __init__(  # noqa: PLR0913
         self,

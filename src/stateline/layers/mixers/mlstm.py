@@ -62,7 +62,9 @@ class MLSTM(MatrixAttention):
     """
 
     keeps_float32 = True
-    optimizer_groups: ClassVar[Mapping[str, str]] = {"gate_bias": "no_decay"}
+    optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("gate_bias", "norm_weight"), "no_decay"
+    )
 
     def __init__(
         self,

@@ -71,7 +71,9 @@ class RGLRU(SequenceLayer[RGLRUState]):
 
     keeps_float32 = True
     packs = True
-    optimizer_groups: ClassVar[Mapping[str, str]] = {"rate": "no_decay"}
+    optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("rate", "decay_bias", "input_bias"), "no_decay"
+    )
 
     def __init__(
         self, d_model: int, *, d_inner: int | None = None, n_heads: int = 4, d_conv: int = 4

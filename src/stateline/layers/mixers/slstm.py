@@ -1,6 +1,7 @@
 """sLSTM: an LSTM with exponential gates, a normaliser, and heads that do not mix."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +64,9 @@ class SLSTM(SequenceLayer[SLSTMState]):
     """
 
     keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("bias", "norm_weight"), "no_decay"
+    )
 
     def __init__(
         self, d_model: int, *, n_heads: int = 4, d_conv: int = 4, norm_eps: float = 1e-5
