@@ -104,7 +104,8 @@ def test_checkpoints_hold_what_those_of_one_process_hold(homes: dict[str, Path],
 
 
 def test_rows_that_cannot_be_shared_out_are_refused() -> None:
-    with pytest.raises(InputError, match="batch_size must be a multiple of the 3 processes, got 4"):
+    message = "the rows of every batch must be a multiple of the 3 processes, got 4"
+    with pytest.raises(InputError, match=message):
         Processes(rank=0, count=3).rows(4)
 
 

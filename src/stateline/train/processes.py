@@ -70,7 +70,8 @@ class Processes:
         share, left = divmod(batch_size, self.count)
         if left:
             raise InputError(
-                f"batch_size must be a multiple of the {self.count} processes, got {batch_size}"
+                f"the rows of every batch must be a multiple of the {self.count} processes, got "
+                f"{batch_size}: change batch_size or the number of processes"
             )
         return slice(self.rank * share, (self.rank + 1) * share)
 
