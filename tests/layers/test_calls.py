@@ -242,6 +242,25 @@ def test_a_batch_may_have_no_rows(name: str) -> None:
     assert wanted.shape == (2, WIDTH)
 
 
+def test_a_layer_need_not_serve_inputs_without_tokens() -> None:
+    class Latest(SequenceLayer[tuple[Tensor]]):
+        """The inputs, and the latest one as a state: there is none in an empty chunk."""
+
+        def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Tensor]:
+            return (torch.zeros(batch_size, self.d_model),)
+
+        def _forward_chunk(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+            return x, (x[:, -1],)
+
+    layer, state = Latest(WIDTH), (torch.ones(2, WIDTH),)
+    for starts in (None, torch.zeros(2, 0, dtype=torch.bool)):
+        x = torch.zeros(2, 0, WIDTH)
+        y, (after,) = layer.forward_chunk(x, state, starts=starts)
+        assert layer(x, starts=starts).shape == y.shape == (2, 0, WIDTH)
+        assert after is not state[0]
+        assert after.equal(state[0])
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_rows_join_a_running_batch(name: str) -> None:
     """As on a server: one row has read 5 tokens, another 2, and both go on in place together."""

@@ -54,8 +54,8 @@ def is_inside() -> bool:
 def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
     """Check a call from outside, and run the layer's own method.
 
-    Batches of zero rows run as one row of zeros, which is then dropped: FFTs and chunked layers
-    need at least one row. A chunk of no tokens returns a copy of the state.
+    An input of no rows or no tokens runs as one row or one token of zeros, which is then dropped:
+    no layer has to serve it. A chunk of no tokens returns a copy of the state.
 
     Args:
         layer: The layer.
@@ -116,19 +116,31 @@ def _call(
     run = getattr(layer, f"_{name}")
     with unchecked():
         _check_input(layer, x, name)
-        if starts is not None and 0 not in x.shape[:2]:
+        if name != "forward":
+            _check_state(layer, x, *more)
+        if 0 in x.shape[: _count_axes(name)]:
+            return _call_empty(layer, name, x, *more, **options)
+        if starts is not None:
             run = partial(_run_packed, layer, name, starts=Documents.of(starts, x))
-        if name == "forward":
-            return run(x, *more, **options) if len(x) else run(_one_row(x), **options)[:0]
-        (state,) = more
-        _check_state(layer, x, state)
-        if not len(x):
-            result = run(_one_row(x), layer.init_state(1, capacity=1), **options)
-            return result[:0] if name == "step_" else (result[0][:0], select_rows(result[1], []))
-        result = run(x, state, **options)
-        if name == "forward_chunk" and not x.shape[1]:
-            return result[0], copied(result[1])  # else writing to it would change the old state
-        return result
+        return run(x, *more, **options)
+
+
+def _count_axes(name: str) -> int:
+    """Number of axes of an input's rows and tokens."""
+    return 1 if name.startswith("step") else 2
+
+
+def _call_empty(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
+    """Results for no rows or no tokens."""
+    axes = x.shape[: _count_axes(name)]
+    x = x.new_zeros(*(max(1, size) for size in axes), *x.shape[len(axes) :])
+    state = () if name == "forward" else (layer.init_state(len(x), capacity=1),)
+    result = getattr(layer, f"_{name}")(x, *state, **options)
+    kept = tuple(slice(size) for size in axes)
+    if isinstance(result, Tensor):
+        return result[kept]
+    y, after = result
+    return y[kept], copied(*more) if 0 in axes[1:] else select_rows(after, [])
 
 
 def _check_input(layer: Any, x: Tensor, name: str) -> None:
@@ -241,7 +253,3 @@ def _name(value: object) -> str:
     if isinstance(value, tuple):
         return f"a {type(value).__name__} of {len(value)} parts"
     return f"a {type(value).__name__}"
-
-
-def _one_row(x: Tensor) -> Tensor:
-    return x.new_zeros(1, *x.shape[1:])
