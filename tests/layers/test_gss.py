@@ -48,9 +48,16 @@ def test_the_transition_has_the_optimizer_group_of_state_space_models() -> None:
     assert dict(GSS(8).ssm.optimizer_groups) == {"log_decay": "ssm", "frequency": "ssm"}
 
 
-@pytest.mark.parametrize("options", [{"d_ssm": 0}, {"expand": 0}])
-def test_widths_must_be_positive(options: dict[str, int]) -> None:
-    with pytest.raises(InputError, match=f"{min(options)} must be at least 1"):
+def test_a_narrow_layer_reads_earlier_inputs() -> None:
+    """The norm of a single number is zero, whatever it is."""
+    layer, x = GSS(4, d_state=3), torch.randn(1, 2, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x)[:, 1].sum(), x)
+    assert gradient[:, 0].any()
+
+
+@pytest.mark.parametrize(("options", "least"), [({"d_ssm": 1}, 2), ({"expand": 0}, 1)])
+def test_widths_that_are_too_small_are_refused(options: dict[str, int], least: int) -> None:
+    with pytest.raises(InputError, match=f"{min(options)} must be at least {least}"):
         GSS(8, **options)
 
 

@@ -70,14 +70,15 @@ class GSS(Around):
 
     Args:
         d_model: Width of input and output.
-        d_ssm: Width of the state space model; by default a quarter of ``d_model``.
+        d_ssm: Width of the state space model, at least 2, for the norm makes a single number zero;
+            by default a quarter of ``d_model``.
         expand: Width of the gate, as a multiple of ``d_model``.
         d_state: Number of complex modes of each channel; all share one transition.
         exp_frequency: Whether the frequencies are exponentials of their parameters, as in the
             paper. Otherwise they are the parameters themselves, as in other diagonal models.
 
     Raises:
-        InputError: If a width is not positive.
+        InputError: If a width is too small.
 
     References:
         Mehta et al., "Long Range Language Modeling via Gated State Spaces", ICLR 2023.
@@ -95,8 +96,9 @@ class GSS(Around):
         exp_frequency: bool = True,
     ) -> None:
         super().__init__(d_model)
-        d_ssm = max(1, d_model // 4) if d_ssm is None else d_ssm
-        at_least(1, d_ssm=d_ssm, expand=expand)
+        d_ssm = max(2, d_model // 4) if d_ssm is None else d_ssm
+        at_least(2, d_ssm=d_ssm)
+        at_least(1, expand=expand)
         self.d_ssm, self.expand = d_ssm, expand
         self.d_state, self.exp_frequency = d_state, exp_frequency
         d_gate = expand * d_model
