@@ -1,5 +1,7 @@
 """``torch.compile`` finds one graph in every layer, and changes no result.
 
+What ``torch.export`` traces once takes other numbers of rows and tokens.
+
 Staircases read on the host where each row is in its chunk, so only their ``forward`` is one graph.
 
 The layers are compiled in a process of their own, which runs this file: with the annotations
@@ -20,6 +22,9 @@ from torch.utils import _pytree as pytree
 from stateline.layers import ATTENTION_WRAPPERS, LAYERS, NOT_CAUSAL, WRAPPERS, AnyLayer
 
 VERBS = ("forward", "forward_chunk", "step")
+UNROLLED = ("aft", "block_recurrent", "mlstm", "s4", "s5")
+"""Layers with a loop whose passes the length counts: their graphs hold for some lengths alone."""
+EXPORTED = [name for name in LAYERS if name not in UNROLLED]
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +46,12 @@ def outcome() -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_compiled_layer_equals_the_layer(outcome: dict[str, Any], name: str, verb: str) -> None:
     assert outcome[f"{name}.{verb}"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.slow
+def test_an_exported_layer_takes_other_rows_and_lengths(outcome: dict[str, Any], name: str) -> None:
+    assert outcome[f"{name}.export"] == pytest.approx(0, abs=1e-9)
 
 
 def make(name: str) -> AnyLayer:
@@ -72,6 +83,14 @@ def difference(found: Any, wanted: Any) -> float:
     return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
+@torch.no_grad()
+def change_by_export(layer: AnyLayer) -> float:
+    module, sizes = torch.nn.Sequential(layer), dict.fromkeys(range(2), torch.export.Dim.DYNAMIC)
+    exported = torch.export.export(module, (layer.example_input(2, 7),), dynamic_shapes=(sizes,))
+    x = layer.example_input(3, 70)
+    return difference(exported.module()(x), layer(x))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -85,6 +104,11 @@ def main() -> None:
                 errors[f"{name}.{verb}"] = difference(use(compiled(function)), use(function))
             except Exception as error:
                 errors[f"{name}.{verb}"] = str(error)
+    for name in EXPORTED:
+        try:
+            errors[f"{name}.export"] = change_by_export(make(name))
+        except Exception as error:
+            errors[f"{name}.export"] = str(error)
     print(json.dumps(errors))  # noqa: T201
 
 

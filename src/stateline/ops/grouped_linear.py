@@ -74,5 +74,5 @@ _mapped = KernelOp(
     "grouped_linear",
     _forward,
     _backward,
-    lambda x, weight, _: x.new_empty(len(x), weight.shape[1]),
+    lambda x, weight, _: x.new_empty(x.shape[0], weight.shape[1]),
 )

@@ -37,7 +37,8 @@ class KernelOp:
             or arrays with as many entries, nested like the inputs and in their order. Entries for
             other inputs than floating-point tensors are ignored; at the end, they may be left out.
         fake: Like ``forward``, for tensors without data: empty outputs of the right shapes. By
-            default ``forward`` itself, which must then be made of PyTorch's functions.
+            default ``forward`` itself, which must then be made of PyTorch's functions. Needed where
+            ``forward`` counts on a length, as a loop does: a graph would hold for that one alone.
     """
 
     def __init__(

@@ -224,7 +224,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         """Keys and values of the last two blocks before an end, and a mask of existing tokens."""
         index = torch.arange(2 * self.window, device=stop.device)
         slot = (stop[:, None] - 1 + index).clamp(max=tokens.slots - 1)
-        row = torch.arange(len(stop), device=stop.device)[:, None]
+        row = torch.arange(stop.shape[0], device=stop.device)[:, None]
         there = (before + stop)[:, None] - 2 * self.window + index >= 0
         return Context(tokens.k[row, slot], tokens.v[row, slot]), there
 

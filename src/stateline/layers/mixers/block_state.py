@@ -168,7 +168,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         q = _blocks(self.cross.queries(x), self.window).flatten(0, 1)
         attend = attend_to_all if self.variant == "mf" else attention
         found = attend(q, k, v, dropout=self.cross.dropout.rate)
-        heads = found.unflatten(0, (len(x), -1)).flatten(1, 2)[:, : x.shape[1]]
+        heads = found.unflatten(0, (x.shape[0], -1)).flatten(1, 2)[:, : x.shape[1]]
         return self.local(x) + self.cross.merge(heads)
 
     def context_states(
@@ -185,7 +185,7 @@ class BlockState(SequenceLayer[BlockStateState]):
             ends = self.ssm.every(past, self.window)
         else:
             ends = self.ssm(past)[:, self.window - 1 :: self.window]
-        initial = self.initial.expand(len(x), 1, -1, -1).to(ends.dtype)
+        initial = self.initial.expand(x.shape[0], 1, -1, -1).to(ends.dtype)
         return torch.cat([initial, self._outputs(ends)], dim=1)
 
     def _forward_chunk(self, x: Tensor, state: BlockStateState) -> tuple[Tensor, BlockStateState]:

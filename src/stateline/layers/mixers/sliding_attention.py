@@ -240,7 +240,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         skipped, keys = nearest - (not self.includes_self), self.position_keys
         if skipped < 0:  # the last slot belongs to the last query, which does not see itself
             seen = Context(*(F.pad(t, (0, 0, 0, 0, 1, -1)) for t in seen))
-            none = torch.zeros(len(q), dtype=torch.int64, device=q.device)
+            none = torch.zeros(q.shape[0], dtype=torch.int64, device=q.device)
             free = 1 + (none if free is None else free)
         window = LocalWindow(
             self.reach - max(skipped, 0),

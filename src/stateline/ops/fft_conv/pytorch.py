@@ -65,9 +65,8 @@ def _fast_length(n: int) -> int:
         n += 2
 
 
-def _shape(u: Tensor, kernel: Tensor) -> Tensor:
-    """An empty output: the size of an FFT holds for one length alone, but a graph for many."""
+def _fake(u: Tensor, kernel: Tensor) -> Tensor:
     return u.new_empty(*u.shape[:-1], len(kernel))
 
 
-fft_conv = KernelOp("fft_conv", _forward, _backward, _shape)
+fft_conv = KernelOp("fft_conv", _forward, _backward, _fake)

@@ -105,7 +105,8 @@ def local_attention(
         2018; biases by distance: Press et al., 2022 (ALiBi), Raffel et al., 2020 (T5).
     """
     if window.block_len is not None and window.phase is None:
-        window = window._replace(phase=torch.zeros(len(q), dtype=torch.int64, device=q.device))
+        phase = torch.zeros(q.shape[0], dtype=torch.int64, device=q.device)
+        window = window._replace(phase=phase)
     k, v = k.to(q.dtype), v.to(q.dtype)
     if k.shape[2] != q.shape[2]:
         k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))

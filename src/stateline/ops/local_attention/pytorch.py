@@ -213,4 +213,4 @@ def _by_distance(scores: Tensor, reach: int) -> Tensor:
     return F.pad(flat, (0, n_times)).unflatten(-1, (n_times, n_all + 1))[..., :reach]
 
 
-_recomputed = KernelOp("local_attention", _forward, _backward)
+_recomputed = KernelOp("local_attention", _forward, _backward, lambda q, *_: torch.empty_like(q))

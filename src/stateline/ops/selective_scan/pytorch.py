@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.kernel_op import KernelOp
+from stateline.ops.kernel_op import KernelOp, empty_like
 from stateline.ops.selective_scan import ScanSignals
 from stateline.ops.selective_scan.reference import selective_scan_step as selective_scan_step
 
@@ -84,7 +84,9 @@ def _backward(
     return ScanSignals(*signals), grad_a.mT, g.mT
 
 
-_scan = KernelOp("selective_scan", _forward, _backward)
+_scan = KernelOp(
+    "selective_scan", _forward, _backward, lambda x, _, state, *__: empty_like(x.u, state)
+)
 
 
 def _inner(x: ScanSignals, a: Tensor, state: Tensor) -> tuple[ScanSignals, Tensor, Tensor]:

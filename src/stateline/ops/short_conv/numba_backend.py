@@ -42,8 +42,7 @@ def gains(function: str, *inputs: Any) -> bool:
 
 def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tensor:
     """Sum the delayed signals."""
-    filters, length = len(kernel) // u.shape[-1], max(1, u.shape[-2])
-    kernel = kernel[:, :length]  # earlier inputs are zero
+    filters = len(kernel) // u.shape[-1]
     return convolve(u if filters == 1 else u.tile(filters), kernel, starts)
 
 
@@ -63,6 +62,7 @@ def short_conv_stepper(weights: Tensor) -> Stepper:
 
 
 def _forward(u: Tensor, kernel: Tensor, starts: Tensor | None) -> Tensor:
+    kernel = _reaching(u, kernel)
     dtype, (channels, count) = launch.working_dtype(u, kernel), kernel.shape
     signal, stride = strided(u, dtype)
     y, borders = torch.empty(u.shape, dtype=dtype, device="cpu"), borders_of(u.shape[:-1], starts)
@@ -74,6 +74,7 @@ def _forward(u: Tensor, kernel: Tensor, starts: Tensor | None) -> Tensor:
 
 
 def _backward(grad: Tensor, u: Tensor, kernel: Tensor, starts: Tensor | None) -> Any:
+    taps, kernel = kernel.shape[1], _reaching(u, kernel)
     dtype, (channels, count) = launch.working_dtype(u, kernel), kernel.shape
     signal, stride = strided(u, dtype)
     borders, blocks = borders_of(u.shape[:-1], starts), -(-channels // LANES)
@@ -84,11 +85,17 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor, starts: Tensor | None) ->
     arrays = flat(grad, dtype), signal, _pack_taps(kernel, dtype), du, dtaps
     sizes = count, rows, borders, channels, stride, pieces
     fan_out(backward, (*arrays, *sizes), pieces * blocks, u.numel() * (count / 8 + 1))
-    return du, _unpack_taps(dtaps, pieces, kernel)
+    dkernel = _unpack_taps(dtaps, pieces, kernel)
+    return du, np.pad(dkernel, ((0, 0), (0, taps - count)))
 
 
 convolve = KernelOp("short_conv_kernel", _forward, _backward, lambda u, *_: u.new_empty(u.shape))
-"""Convolution with one filter of at most ``length`` taps per channel."""
+"""Convolution with one filter per channel."""
+
+
+def _reaching(u: Tensor, kernel: Tensor) -> Tensor:
+    """The taps that reach an input of the signal: earlier inputs are zero."""
+    return kernel[:, : max(1, u.shape[-2])]
 
 
 def _pack_taps(kernel: Tensor, dtype: torch.dtype) -> NDArray[Any]:
