@@ -1,9 +1,12 @@
 """AFT-conv is its formula, and its exponentials overflow nowhere."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stateline.errors import InputError
 from stateline.layers import AFT
@@ -43,6 +46,29 @@ def test_with_one_distance_of_weight_zero_it_is_a_softmax_over_time() -> None:
     q, k, v = layer.qkv(x).chunk(3, dim=-1)
     mean = (k.exp() * v).cumsum(dim=1) / k.exp().cumsum(dim=1)
     assert_close(layer(x), layer.out_proj(q.sigmoid() * mean))
+
+
+@pytest.mark.parametrize("length", [1, 8, 100])
+def test_it_costs_its_maps_and_what_it_joins(length: int) -> None:
+    class Pointwise(TorchDispatchMode):
+        """Counts the results of the functions that join sums."""
+
+        count = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            joins = ("maximum", "sub", "exp", "mul", "add")
+            self.count += result.numel() if func.overloadpacket.__name__ in joins else 0
+            return result
+
+    layer = made()
+    with torch.no_grad(), Pointwise() as found:
+        layer(torch.randn(1, length, layer.d_model).to(layer.distance.dtype))
+    maps, gate = 2 * 4 * layer.d_model**2, layer.d_model
+    wanted = maps - gate + found.count / length
+    assert layer.flops_per_token(length) == pytest.approx(wanted)
 
 
 def test_what_does_not_fit_is_refused() -> None:
