@@ -110,6 +110,12 @@ def test_of_a_model_that_diverged_nothing_is_claimed(make):
     ]
 
 
+def test_a_sole_seed_that_diverged_is_said_to(make):
+    assert concluded(*planted(make, {"h3*2": [2.0], "lstm*2": [None]})) == [
+        "At length 256, nothing is claimed about “lstm*2” (1 of 1 seed diverged)."
+    ]
+
+
 def test_beside_a_model_with_one_seed_none_is_called_the_best(make):
     scores = {"h3*2": [2.0, 2.01, 2.02], "lstm*2": [2.8, 2.81, 2.82], "s4d": [1.5]}
     (said,) = concluded(*planted(make, scores))

@@ -114,7 +114,7 @@ def _ranking(found: Verdict, scores: dict[str, list[float]], metric: str) -> str
 
 def _undecided(found: Verdict, scores: dict[str, list[float]]) -> list[str]:
     """Models of which nothing is claimed because a seed diverged."""
-    diverged = [model for model in found.undecidable if len(scores[model]) > 1]
+    diverged = [model for model in found.undecidable if any(map(math.isnan, scores[model]))]
     return [f"nothing is claimed about {_scores(diverged, scores)}."] if diverged else []
 
 
