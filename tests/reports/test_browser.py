@@ -190,6 +190,22 @@ def test_a_hostile_name_is_text_everywhere(browser, make, tmp_path):
     assert browser.errors() == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_name_without_a_space_stays_within_the_screen(browser, make, tmp_path, width):
+    models = ["long" * 30, "lengthy" * 20]
+    speed = [make.speed(model) for model in models]
+    runs = [
+        make.run(model, of, make.scores[of["metric"]], seed=seed)
+        for model in models
+        for of in (make.task(), make.text_task())
+        for seed in range(2)
+    ]
+    path = tmp_path / "long.html"
+    path.write_text(page_of(typed(make.results(models=models, runs=runs, speed=speed))))
+    show(browser, path, width)
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+
+
 HEADING = "document.querySelectorAll('thead th[data-column]')[{}]"
 """In the first table: 0 is the models, 1 their parameters, 4 the steps to solve."""
 FIRST = "[...document.querySelector('#results tbody').rows]"
