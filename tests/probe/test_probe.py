@@ -369,6 +369,14 @@ def test_a_prompt_beyond_the_models_positions_is_skipped(tmp_path: Path) -> None
     assert "the model was made for 64" in long.skipped
 
 
+def test_the_space_before_an_answer_needs_a_position(tmp_path: Path) -> None:
+    models = [str(our_model(tmp_path / str(size), max_len=size)) for size in (30, 31)]
+    plan = Plan(models, ["letters"], [5], TINY)
+    short, long = run_probes(plan, Material(None), load_reader, Path("out")).points
+    assert short.skipped == "needs 31 tokens; the model was made for 30"
+    assert not long.skipped
+
+
 @pytest.mark.cpu  # the hooks of --device keep transformers from loading weights
 @pytest.mark.parametrize("name", ["pythia", "mamba"])
 def test_our_reader_and_transformers_write_the_same(name: str, tiny: Path) -> None:

@@ -14,6 +14,11 @@ class Example(NamedTuple):
     prompt: str
     accepted: tuple[str, ...]
 
+    @property
+    def continuation(self) -> str:
+        """The first accepted answer as it follows the prompt, after a space."""
+        return self.accepted[0] if self.prompt.endswith(" ") else f" {self.accepted[0]}"
+
 
 class Entry(NamedTuple):
     """A line of a phone book."""

@@ -278,7 +278,7 @@ def _answer_limits(
     if reader.max_len is None:
         return limits, ""
     free = [reader.max_len - len(prompt) for prompt in prompts]
-    wanted = [len(reader.encode(example.accepted[0])) for example in examples]
+    wanted = [len(reader.encode(example.continuation)) for example in examples]
     if all(most >= least for most, least in zip(free, wanted, strict=True)):
         return [max(1, min(pair)) for pair in zip(limits, free, strict=True)], ""
     longest = max(len(prompt) + new for prompt, new in zip(prompts, wanted, strict=True))
