@@ -132,6 +132,7 @@ def test_newlines_are_made_one_unless_told(
         (["empty"], "found no text in .*/empty: give a path"),
         (["files", "files/a"], "files/a is given twice"),
         (["files/a", "files/a"], "files/a is given twice"),
+        (["json/lines.jsonl.gz"], "lines.jsonl.gz is packed, so its bytes are no text: unpack it"),
         (["json/broken.jsonl"], "broken.jsonl, line 2, is not JSON: "),
         (["json/list.jsonl"], "line 1, must have text in the field 'text', but it has no fields: "),
         (["json/other.jsonl"], "but it has 'body', 'id': name the field of the text with --text"),
@@ -143,7 +144,8 @@ def test_a_source_that_cannot_be_used_is_one_line(
     (tmp_path / "empty").mkdir()
     write("files", a="alpha")
     broken, rows = '{"text": "a"}\n{"text": \n', '{"body": "a", "id": 3}'
-    write("json", **{"broken.jsonl": broken, "list.jsonl": "[1]", "other.jsonl": rows})
+    lines = {"broken.jsonl": broken, "list.jsonl": "[1]", "other.jsonl": rows}
+    write("json", **lines, **{"lines.jsonl.gz": b"\x1f\x8b"})
     with pytest.raises(InputError, match=message) as caught:
         read(*(tmp_path / name for name in names))
     assert "\n" not in str(caught.value)

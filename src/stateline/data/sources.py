@@ -11,6 +11,9 @@ from stateline.data.saved_dataset import is_saved_dataset, rows, split_folder
 from stateline.errors import InputError
 from stateline.files import regular_file, sha256, user_path
 
+_PACKED = (".bz2", ".gz", ".parquet", ".xz", ".zip", ".zst")
+"""Ends of names of files whose bytes are not those of their text."""
+
 
 class Sources(NamedTuple):
     """All documents in order, and the name and SHA-256 of each file that was read."""
@@ -27,13 +30,14 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
     and rows. The text of a row is in the field ``text_key``.
 
     Raises:
-        InputError: If a source cannot be read, has no text, or is given twice.
+        InputError: If a source cannot be read, is packed, has no text, or is given twice.
     """
     documents: list[Document] = []
     files: dict[Path, tuple[str, str]] = {}
     for source in (user_path(source, "source").resolve() for source in sources):
         if not source.is_dir():
             regular_file(source, "source")
+            _check_unpacked(source)
         before = len(documents)
         try:
             for path, name in _files(source, split_name):
@@ -51,6 +55,14 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
         if len(documents) == before:
             raise InputError(f"found no text in {source}: give a path to a file or folder of text")
     return Sources(tuple(documents), tuple(files.values()))
+
+
+def _check_unpacked(file: Path) -> None:
+    if file.suffix in _PACKED:
+        raise InputError(
+            f"the source {file} is packed, so its bytes are no text: unpack it first, or write it "
+            "with Dataset.save_to_disk of the package datasets"
+        )
 
 
 def _files(source: Path, split_name: str) -> Iterator[tuple[Path, str]]:
