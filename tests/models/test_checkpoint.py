@@ -76,6 +76,11 @@ def test_weights_of_several_precisions_are_refused(saved: Path) -> None:
     assert "is torch.float32, but" in refusal(saved)
 
 
+def test_adapters_beside_a_model_are_refused(saved: Path) -> None:
+    (saved / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "which would not be applied: merge them" in refusal(saved)
+
+
 def test_a_folder_of_an_older_version_has_no_hashes(saved: Path) -> None:
     (saved / "hashes.json").unlink()
     config = json.loads((saved / "config.json").read_text())

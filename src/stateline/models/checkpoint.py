@@ -36,6 +36,9 @@ CONFIG, WEIGHTS, HASHES = "config.json", "model.safetensors", "hashes.json"
 INDEX = f"{WEIGHTS}.index.json"
 """The file that lists the parts of weights that transformers has split."""
 
+ADAPTERS = "adapter_config.json"
+"""A file beside low-rank adapters, which PEFT writes and transformers applies."""
+
 PREFIX = "model."
 """Prefix of all tensor names in files of transformers; no tensor of ours has it."""
 
@@ -84,6 +87,15 @@ def check_manifest(folder: Path) -> None:
         )
 
 
+def refuse_adapters(folder: Path) -> None:
+    """Raise InputError if a folder holds adapters of PEFT, which nothing here would apply."""
+    if os.path.exists(folder / ADAPTERS):
+        raise InputError(
+            f"{folder} holds adapters ({ADAPTERS}), which would not be applied: merge them into "
+            "the weights with PEFT's merge_and_unload, or take their files away"
+        )
+
+
 def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> LanguageModel:
     """Read a language model written by :func:`save_model`.
 
@@ -95,8 +107,8 @@ def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> Lan
         The model, in evaluation mode, in the precision in which it was saved.
 
     Raises:
-        InputError: If a file is missing or damaged, the weights do not fit the configuration, or
-            the model is of another kind.
+        InputError: If a file is missing or damaged, the weights do not fit the configuration, the
+            model is of another kind, or the folder holds adapters.
     """
     return _load("language_model", folder, device)
 
@@ -137,6 +149,7 @@ def check_kind(model: AnyModel, kind: str, folder: str | Path) -> Any:
 def load_any(folder: str | Path, *, device: torch.device | str = "cpu") -> AnyModel:
     """Read a model of any kind written by :func:`save_model`; like :func:`load_model`."""
     folder = Path(folder)
+    refuse_adapters(folder)
     parts = _parts(folder)
     for name in (CONFIG, *parts):
         if not os.path.exists(folder / name):  # unlike Path.exists, it never raises

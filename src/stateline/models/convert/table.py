@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stateline.errors import InputError, check_choice
 from stateline.files import regular_file, user_path, write_folder, write_text
-from stateline.models.checkpoint import load_model, save_model
+from stateline.models.checkpoint import load_model, refuse_adapters, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.convert import (
     decoders,
@@ -47,9 +47,6 @@ TOKENIZER_FILES = (
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt")
 """Suffixes of weight files, which may have any name."""
-
-ADAPTERS = "adapter_config.json"
-"""A file beside low-rank adapters, which PEFT writes and transformers applies."""
 
 SHARD_BYTES = 512 << 20
 """Tensors are written in files of about this size, which bounds the memory for copies."""
@@ -139,11 +136,7 @@ def read_pretrained(
     found, tensors = dict(settings or {}), source
     if not isinstance(source, Mapping):
         path = user_path(source, "model")
-        if (path / ADAPTERS).exists():
-            raise InputError(
-                f"{path} holds adapters ({ADAPTERS}), which would not be applied: merge them into "
-                "the weights with PEFT's merge_and_unload, or take their files away"
-            )
+        refuse_adapters(path)
         found = _settings(path) | found
         if path.is_dir() and "pattern" in found:
             model = load_model(path, device=device)
