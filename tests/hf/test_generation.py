@@ -90,6 +90,18 @@ def test_left_padded_rows_go_on_as_each_alone(
     assert torch.equal(found, torch.cat([generate(model, row[None], 12) for row in rows]))
 
 
+@pytest.mark.parametrize("settings", [{}, {"prefill_chunk_size": 4}, {"use_cache": False}])
+@pytest.mark.parametrize("masked", [True, False])
+def test_prompts_that_end_with_padding_are_refused(
+    make: Make, prompt: Tensor, settings: dict[str, object], masked: bool
+) -> None:
+    batch = padded(ragged(prompt), "right")
+    if not masked:
+        del batch["attention_mask"]
+    with pytest.raises(InputError, match="pad prompts on the left"):
+        greedy(hf.wrap(make("h3"), pad_token_id=0), **batch, **settings)
+
+
 @torch.no_grad()
 def plain_beams(model: LanguageModel, row: Tensor, beams: int, new: int) -> Tensor:
     """The best continuation of a row by beam search over our steps, without transformers."""

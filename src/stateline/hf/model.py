@@ -37,7 +37,8 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
     """A :class:`~stateline.LanguageModel` behind the interface of transformers.
 
     Rows may be padded on either side: no layer reads padding before a token, so every row gets
-    exactly what it would get alone. ``past_key_values`` is a :class:`StatelineCache`.
+    exactly what it would get alone. ``generate`` goes on after the last column, so its prompts are
+    padded on the left. ``past_key_values`` is a :class:`StatelineCache`.
     """
 
     config_class = StatelineConfig
@@ -250,6 +251,13 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
+        mask, drafts = model_kwargs.get("attention_mask"), generation_config.is_assistant
+        # A draft may end with the token of padding, and is compared with what the model writes.
+        if mask is not None and not drafts and not bool(mask[:, -1:].all()):
+            raise InputError(
+                "a text goes on after its last column, and attention_mask ends with padding there: "
+                "pad prompts on the left, with tokenizer.padding_side='left'"
+            )
         given = model_kwargs.get("past_key_values")
         if given is not None:
             given._is_user_defined = True
@@ -264,7 +272,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
             raise InputError(f"this model has a state of its own, got cache_implementation={kind}")
         model_kwargs["past_key_values"] = StatelineCache()
-        if generation_config.is_assistant:
+        if drafts:
             model_kwargs["past_key_values"].activate_past_recording()
 
 
