@@ -73,6 +73,32 @@ def test_a_long_run_of_broken_characters_is_not_held_back_for_ever(bpe: Path) ->
     assert len(rest) < 40
 
 
+def sentencepiece(path: Path) -> Tokenizer:
+    """A vocabulary of bytes and a few words; other characters become tokens of their bytes."""
+    package = pytest.importorskip("tokenizers")
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "ing", "x"]
+    model = package.models.Unigram([(name, -1.0) for name in names], unk_id=0, byte_fallback=True)
+    made = package.Tokenizer(model)
+    made.normalizer = package.normalizers.Replace(" ", "▁")
+    replaced = package.decoders.Replace("▁", " ")
+    parts = [replaced, package.decoders.ByteFallback(), package.decoders.Fuse()]
+    made.decoder = package.decoders.Sequence(parts)
+    made.save(str(path))
+    return load_tokenizer(path)
+
+
+@pytest.mark.parametrize("words", [["😀", "日本", "é", " the", "ing"], ["😀", "日本", "é\n"]])
+def test_characters_that_are_tokens_of_bytes_are_not_broken(
+    words: list[str], tmp_path: Path
+) -> None:
+    tokenizer = sentencepiece(tmp_path / "tokenizer.json")
+    for seed in range(20):
+        text = "".join(random.Random(seed).choices(words, k=100))
+        pieces = in_pieces(tokenizer, tokenizer.encode(text).tolist())
+        assert "".join(pieces) == text
+        assert max(map(len, pieces)) < 8  # shown at once
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tokenizer_is_read_back_from_its_file_or_folder(
     tokenizer: Tokenizer, tmp_path: Path

@@ -20,6 +20,9 @@ PADDING = "<|pad|>"
 _HALF = "\ufffd"  # replaces bytes that are not, or not yet, a character
 _LONGEST, _KEPT = 32, 8
 
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+"""Names of the tokens of bytes in SentencePiece, which stand for characters without a token."""
+
 _CUT = re.compile(r"(?<=\S)(?=\s\S)")
 """Before a single space, where nearly all pre-tokenizers split a text."""
 
@@ -36,6 +39,9 @@ class HuggingFaceTokenizer(Tokenizer):
     Args:
         text: Contents of its file.
         source: Name of the file, for messages.
+
+    Attributes:
+        byte_tokens: The tokens of single bytes that SentencePiece has, as ``<0x0A>``.
 
     Raises:
         InputError: If the text is not a tokenizer or has no tokens, or the package is missing.
@@ -55,6 +61,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._text, self._source = text, source
         numbers = self._tokenizer.get_vocab()
         numbers.pop(PADDING, None)
+        self.byte_tokens = {numbers[name] for name in _BYTES if name in numbers}
         self.vocab_size = 1 + max(numbers.values(), default=-1)
         if not self.vocab_size:
             raise InputError(f"the tokenizer {source} has no tokens: give another")
@@ -113,7 +120,11 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._tokenizer.decode(self.with_text(tokens), skip_special_tokens=False)
 
     def decoder(self) -> Decoder:
-        """A decoder that decodes the last few tokens again for each new token."""
+        """A decoder that decodes the last few tokens again for each new token.
+
+        Where SentencePiece's tokens of bytes are no UTF-8, ``decode`` makes the characters before
+        them U+FFFD, too; the decoder has returned these.
+        """
         return _WindowDecoder(self)
 
     def to_json(self) -> str:
@@ -127,6 +138,10 @@ class _WindowDecoder(Decoder):
     Trailing U+FFFD are held back, since the next token may complete them to a character. In a long
     run of U+FFFD, only the last can be an incomplete character. ``tokenizers.DecodeStream`` is no
     substitute: at the end it cannot return what it holds back, and it never returns invalid bytes.
+
+    SentencePiece decodes a run of tokens of bytes as a whole: with one byte too few at either end,
+    each becomes U+FFFD. So a run that ends with U+FFFD is kept whole, and the first tokens are
+    dropped where the others have the same text alone.
     """
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
@@ -135,13 +150,16 @@ class _WindowDecoder(Decoder):
     def push(self, token: int) -> str:
         self.window.append(token)
         text = self.tokenizer.decode(self.window)
-        long = len(self.window) == _LONGEST
+        unfinished = token in self.tokenizer.byte_tokens and text.endswith(_HALF)
+        long = len(self.window) >= _LONGEST and not unfinished
         settled = len(text.removesuffix(_HALF) if long else text.rstrip(_HALF))
         new = text[self.shown : settled]
         self.shown = max(self.shown, settled)
         if long:
             held_back = len(text) - self.shown
-            self.window = self.window[-_KEPT:]
+            ends = [self.window[-size:] for size in range(_KEPT, 0, -1)]
+            same = (end for end in ends if text.endswith(self.tokenizer.decode(end)))
+            self.window = next(same, ends[0])
             self.shown = len(self.tokenizer.decode(self.window)) - held_back
         return new
 
