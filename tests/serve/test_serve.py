@@ -132,6 +132,16 @@ def test_text_offsets_are_places_in_the_text(client: Client) -> None:
     assert offsets == [0, 1, 1, 2, 2, 4, 5, 5, 5, 6]
 
 
+def test_the_names_of_tokens_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, decoded = ByteTokenizer(), list[int]()
+    name = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids: (decoded.extend(ids), name(ids))[1])
+    answer = CompletionAnswer("tiny", tokenizer, log_probs=True, usage=False)
+    answer.add([Piece(log_probs=(LogProbs(97, 0.0, ((98, -1.0),)),))])
+    assert answer.whole()["choices"][0]["logprobs"]["top_logprobs"] == [{"b": -1.0}]
+    assert decoded.count(98) == 1
+
+
 def events(body: bytes) -> list[dict[str, Any]]:
     lines = [line for line in body.decode().split("\n") if line.startswith("data: ")]
     return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]

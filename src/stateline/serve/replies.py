@@ -63,18 +63,17 @@ class CompletionAnswer(Answer):
     def __init__(self, model: str, tokenizer: Tokenizer, log_probs: bool, usage: bool) -> None:
         super().__init__()
         self._model, self._tokenizer, self._usage = model, tokenizer, usage
-        self._log_probs: list[LogProbs] | None = [] if log_probs else None
-        self._decoder, self._decoded, self._offsets = tokenizer.decoder(), 0, list[int]()
+        self._decoder, self._decoded = tokenizer.decoder(), 0
+        self._log_probs = self._as_json([]) if log_probs else None
         self._id = f"cmpl-{secrets.token_hex(12)}"
 
     def events(self, new: str, pieces: list[Piece]) -> list[Event]:
         """One chunk, and one with the numbers of tokens at the end if these were asked for."""
         logprobs = None
         if self._log_probs is not None:
-            found = [one for piece in pieces for one in piece.log_probs]
-            self._offsets += [self._offset(one.token) for one in found]
-            logprobs = self._as_json(found, self._offsets[len(self._log_probs) :])
-            self._log_probs += found
+            logprobs = self._as_json([one for piece in pieces for one in piece.log_probs])
+            for name, values in logprobs.items():
+                self._log_probs[name] += values
         events = [("", self._with([_choice(new, logprobs, self.finish or None)]))]
         if self._usage and self.done:
             events.append(("", self._with([]) | {"usage": self._numbers()}))
@@ -82,8 +81,8 @@ class CompletionAnswer(Answer):
 
     def whole(self) -> dict[str, Any]:
         """The completion."""
-        given = None if self._log_probs is None else self._as_json(self._log_probs, self._offsets)
-        return self._with([_choice(self.text, given, self.finish)]) | {"usage": self._numbers()}
+        choice = _choice(self.text, self._log_probs, self.finish)
+        return self._with([choice]) | {"usage": self._numbers()}
 
     def _with(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = {"id": self._id, "object": "text_completion", "created": self.created}
@@ -97,12 +96,12 @@ class CompletionAnswer(Answer):
             "prompt_tokens_details": {"cached_tokens": self.reused},
         }
 
-    def _as_json(self, found: list[LogProbs], offsets: list[int]) -> dict[str, Any]:
+    def _as_json(self, found: list[LogProbs]) -> dict[str, list[Any]]:
         return {
             "tokens": [self._name(one.token) for one in found],
             "token_logprobs": [one.log_prob for one in found],
             "top_logprobs": [{self._name(token): p for token, p in one.top} for one in found],
-            "text_offset": offsets,
+            "text_offset": [self._offset(one.token) for one in found],
         }
 
     def _offset(self, token: int) -> int:
