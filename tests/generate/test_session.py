@@ -328,6 +328,29 @@ def test_a_copy_of_a_session_goes_on_by_itself(
         assert session.step().logits.equal(choice.logits)
 
 
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("rows", [[1, 0], []])
+def test_a_shallow_copy_of_a_session_shares_the_model_alone(
+    build: Build, rows: list[int], state_dtype: torch.dtype | None
+) -> None:
+    made = build("attention(position=rope) h3(d_state=8)").float()
+    session, other = (
+        Session(made, prefill(made, PROMPT[:2]), sampling=FREE, state_dtype=state_dtype)
+        for _ in range(2)
+    )
+    for one in (session, other):
+        [one.step() for _ in range(3)]
+        one.select(rows)
+        one.join(prefill(made, PROMPT[2:3], seed=5))
+    copied = copy.copy(session)
+    assert copied.model is made
+    found = [copied.step() for _ in range(4)]
+    for wanted, again in zip([other.step() for _ in range(4)], found, strict=True):
+        for choice in (session.step(), again):
+            assert choice.logits.equal(wanted.logits)
+            assert choice.tokens.equal(wanted.tokens)
+
+
 def test_a_kept_state_has_no_free_room(build: Build) -> None:
     made = build("attention(position=rope)").float()
     session = Session(made, prefill(made, PROMPT[:1]))

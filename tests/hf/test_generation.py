@@ -1,6 +1,7 @@
 """``generate`` of transformers writes what our own decoding writes, in every mode."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -175,16 +176,20 @@ def test_assisted_decoding_writes_the_same(
         assert torch.equal(found, generate(model, row[None], 20))
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("copy_goes_first", [True, False])
 def test_a_returned_cache_continues_and_a_copy_is_independent(
-    model: LanguageModel, prompt: Tensor, copy_goes_first: bool
+    model: LanguageModel,
+    prompt: Tensor,
+    copied: Callable[[hf.StatelineCache], hf.StatelineCache],
+    copy_goes_first: bool,
 ) -> None:
     wrapped = hf.wrap(model)
     first = wrapped.generate(
         prompt, max_new_tokens=5, do_sample=False, return_dict_in_generate=True
     )
     cache = first.past_key_values
-    both = copy.deepcopy(cache), cache
+    both = copied(cache), cache
     for used in both if copy_goes_first else both[::-1]:
         assert used.get_seq_length() == 13
         found = greedy(wrapped, 7, input_ids=first.sequences, past_key_values=used)

@@ -144,6 +144,18 @@ class Session:
         if state.token.is_cuda:
             self.use_graphs()
 
+    def __copy__(self) -> "Session":
+        """A session of the same model that goes on by itself: steps change a state in place."""
+        other = Session(
+            self.model,
+            self.state(),
+            sampling=self._samplings,
+            room=self._room,
+            state_dtype=self._state_dtype,
+        )
+        other._sampling = self._sampling
+        return other
+
     def use_graphs(self, record: Record | None = None) -> None:
         """Decode by recorded graphs, the default on CUDA devices; see :class:`Graphs`."""
         self._graphs = Graphs(self.model.step_, record)

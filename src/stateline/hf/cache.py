@@ -39,11 +39,14 @@ class StatelineCache:
         self._since: Tensor | None = None
         self._stale = False  # whether the tokens of _since must be read again
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "StatelineCache":
+    def __copy__(self) -> "StatelineCache":
         self._free = 0  # the state is shared from now on, so neither cache changes it in place
         copy = StatelineCache()
         copy.__dict__.update(self.__dict__, _memory=None)
         return copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StatelineCache":
+        return self.__copy__()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 (required by transformers)
         """Columns that were fed, padding included."""
