@@ -1,5 +1,6 @@
 """What the smaller layers compute."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils import prune
 
 from stateline.errors import InputError
 from stateline.layers import (
@@ -69,6 +71,16 @@ def test_an_lstm_is_pytorchs_lstm_with_its_weights() -> None:
     layer, theirs = LSTM(WIDTH, n_layers=2), torch.nn.LSTM(WIDTH, WIDTH, 2, batch_first=True)
     theirs.load_state_dict(layer.state_dict())
     torch.testing.assert_close(layer(X), theirs(X)[0])
+
+
+def test_an_lstm_uses_its_pruned_weights_in_their_places() -> None:
+    layer = LSTM(WIDTH, n_layers=2)
+    wanted = copy.deepcopy(layer)
+    for name in ("weight_ih_l0", "weight_hh_l1"):
+        prune.l1_unstructured(layer, name, 0.5)
+        with torch.no_grad():
+            wanted.get_parameter(name).copy_(getattr(layer, name))
+    torch.testing.assert_close(layer(X), wanted(X))
 
 
 def test_lstm_weights_begin_uniform_within_the_root_of_the_width() -> None:

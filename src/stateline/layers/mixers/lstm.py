@@ -69,17 +69,21 @@ class LSTM(SequenceLayer[LSTMState]):
         return LSTMState(h, h.clone())
 
     def _forward_chunk(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
-        weights = list(self.parameters(recurse=False))
-        dtype = weights[0].dtype
+        weights = [self._weights(layer) for layer in range(self.n_layers)]
+        dtype = weights[0].w_ih.dtype
         y, after = x.to(dtype), []
         cells = zip(*(part.to(dtype).unbind(dim=1) for part in state), strict=True)
         for layer, (h, c) in enumerate(cells):
             y = self.dropout(y) if layer else y
-            own = LSTMWeights(*weights[4 * layer : 4 * layer + 4])
-            y, cell = lstm(y, own, LSTMCell(h, c))
+            y, cell = lstm(y, weights[layer], LSTMCell(h, c))
             after.append(cell)
         h, c = (torch.stack(parts, dim=1) for parts in zip(*after, strict=True))
         return y.to(x.dtype), LSTMState(h, c)
+
+    def _weights(self, layer: int) -> LSTMWeights:
+        """Weights by their names: pruned or parametrized ones are no parameters of this module."""
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        return LSTMWeights(*(getattr(self, f"{name}_l{layer}") for name in names))
 
     def flops_per_token(self, length: int) -> float:  # noqa: ARG002
         """Products with all weights, and about 10 operations per channel for the gates."""
