@@ -169,6 +169,14 @@ def test_a_shared_transformer_reads_the_input_again_and_enters_the_next_layer_al
     assert layer.flops_per_token(7) == 2 * sum(p.numel() for p in maps) + lstms + scores
 
 
+def test_a_map_that_replaces_one_of_a_shared_transformer_counts() -> None:
+    layer = SharedTransformer(Stack(LSTM(WIDTH), LSTM(WIDTH)))
+    before = layer(X.float())
+    weights = layer.blocks[0]
+    weights.out_proj = torch.nn.Linear(2 * WIDTH, WIDTH, bias=False)
+    assert not layer(X.float()).allclose(before)
+
+
 def test_a_copy_of_a_shared_transformer_shares_its_own_weights() -> None:
     import copy
 

@@ -26,14 +26,16 @@ class Adapted(nn.Module):
     r"""A linear map of several depths, and maps of low rank: :math:`W x + [U_i V_i x]_i`.
 
     Args:
-        base: The map W, which belongs to another module.
+        owner: The module whose map W is.
+        name: Its name there; it is looked up at each call, for PEFT puts its own map there.
         rank: Rank of each :math:`U_i V_i`.
         parts: Number of equal parts i of the output; with 0, the map is W.
     """
 
-    def __init__(self, base: nn.Linear, rank: int = 0, parts: int = 0) -> None:
+    def __init__(self, owner: nn.Module, name: str, rank: int = 0, parts: int = 0) -> None:
         super().__init__()
-        self._base = (base,)  # in a tuple, so that it is no part of this module
+        self._owner, self._name = (owner,), name  # in a tuple, so that it is no part of this module
+        base = self._base
         self.down = Linear(base.in_features, parts * rank, bias=False) if parts else None
         rows = base.out_features // max(parts, 1)
         self.up = nn.ModuleList(Linear(rank, rows, bias=False) for _ in range(parts))
@@ -41,11 +43,15 @@ class Adapted(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The matrix W."""
-        return self._base[0].weight
+        return self._base.weight
+
+    @property
+    def _base(self) -> nn.Linear:
+        return cast("nn.Linear", getattr(self._owner[0], self._name))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the last axis."""
-        y: Tensor = self._base[0](x)
+        y: Tensor = self._base(x)
         if self.down is None:
             return y
         low = self.down(x).chunk(len(self.up), dim=-1)
@@ -84,10 +90,10 @@ class Place(Around):
             self.attention = Attention(2 * d_model, **attention)
             self.feed_forward = FeedForward(d_model, activation="geglu_exact", d_hidden=d_hidden)
         self.attention.d_output = d_model
-        self.attention.register_module("qkv", Adapted(weights.qkv, rank, 3 * adapts_attention))
-        self.attention.register_module("out_proj", Adapted(weights.out_proj))
-        self.feed_forward.register_module("in_proj", Adapted(weights.up, rank, 1))
-        self.feed_forward.register_module("out_proj", Adapted(weights.down))
+        self.attention.register_module("qkv", Adapted(weights, "qkv", rank, 3 * adapts_attention))
+        self.attention.register_module("out_proj", Adapted(weights, "out_proj"))
+        self.feed_forward.register_module("in_proj", Adapted(weights, "up", rank, 1))
+        self.feed_forward.register_module("out_proj", Adapted(weights, "down"))
         self.out_proj = Linear(d_model, d_model, bias=False)
 
     @property
