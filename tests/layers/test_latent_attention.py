@@ -61,3 +61,14 @@ def test_impossible_sizes_are_refused() -> None:
         LatentAttention(8, d_rotary=3)
     with pytest.raises(InputError, match="d_latent must be at least 1, got d_latent=0"):
         LatentAttention(8, d_latent=0)
+
+
+def test_steps_see_what_a_hook_makes_of_keys_and_values() -> None:
+    torch.manual_seed(0)
+    layer, x = LatentAttention(8, n_heads=2), torch.randn(2, 9, 8)
+    layer.up_proj.register_forward_hook(lambda _module, _inputs, y: y.tanh() + 1)
+    y, state = layer.forward_chunk(x[:, :5], layer.init_state(2, capacity=4))
+    with torch.no_grad():
+        steps = [layer.step_(token, state) for token in x[:, 5:].unbind(1)]
+        wanted = layer(x)
+    torch.testing.assert_close(torch.cat([y, torch.stack(steps, 1)], 1), wanted)

@@ -8,7 +8,7 @@ from stateline.layers.linear import Linear
 
 
 def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a map is ``nn.Linear`` with a bias, and nothing watches or changes what it computes.
+    """Whether a map is ``nn.Linear``, and nothing watches or changes what it computes.
 
     Adapters replace the module, tools that place or watch weights add hooks or another ``forward``.
     """
@@ -19,4 +19,9 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
         linear._backward_hooks,
     )
     changed = any(hooks) or "forward" in vars(linear)
-    return type(linear) in (nn.Linear, Linear) and linear.bias is not None and not changed
+    return type(linear) in (nn.Linear, Linear) and not changed
+
+
+def is_plain_with_bias(linear: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a map is plain, see :func:`is_plain`, and has a bias."""
+    return is_plain(linear) and linear.bias is not None

@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.plain import is_plain
+from stateline.layers.plain import is_plain_with_bias
 
 
 def to_adjacent(
     linear: nn.Module, x: Float[Tensor, "batch length d_in"]
 ) -> Float[Tensor, "batch length d_out"]:
     """The map, on a GPU as a view of (batch, d_out, length)."""
-    if _on_gpu(x) and is_plain(linear):
+    if _on_gpu(x) and is_plain_with_bias(linear):
         weight = linear.weight.expand(len(x), -1, -1)
         return torch.baddbmm(linear.bias[:, None], weight, x.mT).mT
     mapped: Tensor = linear(x)
@@ -25,7 +25,7 @@ def from_adjacent(
     linear: nn.Module, x: Float[Tensor, "batch length d_in"]
 ) -> Float[Tensor, "batch length d_out"]:
     """The map of such a view, with adjacent channels."""
-    if _on_gpu(x) and is_plain(linear):
+    if _on_gpu(x) and is_plain_with_bias(linear):
         return torch.baddbmm(linear.bias, x, linear.weight.mT.expand(len(x), -1, -1))
     mapped: Tensor = linear(x)
     return mapped

@@ -10,7 +10,7 @@ from stateline.errors import InputError, check_choice
 from stateline.layers.base import SequenceLayer
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import scaled_linear
-from stateline.layers.plain import is_plain
+from stateline.layers.plain import is_plain_with_bias
 from stateline.ops import FeedForwardWeights, feed_forward
 from stateline.settings import at_least
 
@@ -124,6 +124,6 @@ class FeedForward(Positionwise):
     def _forward(self, x: Tensor, **_: Any) -> Tensor:
         a, b = self.in_proj, self.out_proj
         pays = self.activation == "gelu" and x.ndim > 2  # not for one token
-        if pays and not self.dropout.rate and is_plain(a) and is_plain(b):
+        if pays and not self.dropout.rate and is_plain_with_bias(a) and is_plain_with_bias(b):
             return feed_forward(x, FeedForwardWeights(a.weight, a.bias, b.weight, b.bias))
         return b(self.dropout(activated(a(x), self.activation)))

@@ -13,6 +13,7 @@ from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, appended, head_sizes, joined, scaled
+from stateline.layers.plain import is_plain
 from stateline.ops import AttentionMask, attention
 from stateline.ops.attention import check_room
 from stateline.ops.kernel_op import values_at_hand
@@ -127,7 +128,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         held = _held(slots, after.length)
         n_slots, d, wider = held.shape[1], self.d_head, self.d_latent - self.d_head
         many = (n_slots - length) * self.d_latent * d < 2 * length * n_slots * wider
-        attend = self._attend_to_keys if many else self._attend_to_latents
+        attend = self._attend_to_keys if many else self._attend_to_few
         return attend(q, held, state.length), after
 
     def _step_(self, x: Tensor, state: LatentAttentionState) -> Tensor:
@@ -135,7 +136,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         check_room(state.length, state.latent.shape[1])
         q, new = self._project(x[:, None], slot)
         state.latent.scatter_(1, slot[..., None].expand_as(new), new.to(state.latent.dtype))
-        y = self._attend_to_latents(q, _held(state.latent, slot + 1), state.length)
+        y = self._attend_to_few(q, _held(state.latent, slot + 1), state.length)
         state.length.add_(1)
         return y[:, 0]
 
@@ -173,6 +174,11 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         k = torch.cat([k, rotated[:, :, None].expand(-1, -1, self.n_heads, -1)], dim=-1)
         y = attention(q, k, F.pad(v, (0, self.d_rotary)), AttentionMask(start))
         return self.out_proj(y[..., : self.d_head].flatten(2))
+
+    def _attend_to_few(self, q: Tensor, slots: Tensor, start: Tensor) -> Tensor:
+        """Attend to the latents; to keys and values if ``up_proj`` is more than its weight."""
+        attend = self._attend_to_latents if is_plain(self.up_proj) else self._attend_to_keys
+        return attend(q, slots, start)
 
     def _attend_to_latents(self, q: Tensor, slots: Tensor, start: Tensor) -> Tensor:
         """Attend to the latents, as keys and as values that all heads share."""
