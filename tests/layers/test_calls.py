@@ -170,6 +170,14 @@ def test_a_state_with_less_than_no_room_is_refused() -> None:
         Attention(WIDTH).init_state(2, capacity=-1)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace(_method)?` is deprecated")
+@pytest.mark.parametrize("pattern", ["h3", "attention", "lstm"])
+def test_a_trace_of_torchscript_is_refused(pattern: str) -> None:
+    model = LanguageModel(ModelConfig(pattern, vocab_size=5, d_model=8))
+    with pytest.raises(InputError, match=r"torch.jit.trace cannot .* use torch.export.export"):
+        torch.jit.trace(model, torch.zeros(1, 4, dtype=torch.int64))
+
+
 @pytest.mark.usefixtures("unannotated")
 def test_the_lstm_names_both_shapes() -> None:
     layer = LSTM(8)

@@ -65,8 +65,13 @@ def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
         **options: Options of the method.
 
     Raises:
-        InputError: If the input or the state does not fit the layer.
+        InputError: If the input or the state does not fit the layer, or under ``torch.jit.trace``.
     """
+    if torch._C._get_tracing_state() is not None:
+        raise InputError(
+            f"torch.jit.trace cannot record {type(layer).__name__}, whose kernels and loops depend "
+            "on the sizes of its input: use torch.export.export or torch.compile"
+        )
     try:
         return _call(layer, name, x, *more, **options)
     except RuntimeError as error:
