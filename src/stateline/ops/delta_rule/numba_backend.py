@@ -74,20 +74,21 @@ def _whole_vectors(x: Tensor, *axes: int) -> Tensor:
 
 
 def scan(
-    kernel: Any,
     inputs: Sequence[Tensor | None],
     decay: Tensor,
     state: Tensor,
-    outputs: Sequence[Tensor],
+    outputs: Sequence[Tensor | None],
+    known: Tensor | None = None,
     backwards: bool = False,
 ) -> None:
-    """Run a kernel on signals (batch, length, head, ...) and a state."""
+    """Run the kernel on signals (batch, length, head, ...) and a state, transposed if ``known``."""
     (batch, heads, rows, width), length = state.shape, decay.shape[1]
-    decays = (decay, None) if decay.shape[-1] == 1 else (decay[:0], decay)
-    given = (*inputs, *decays, state, *outputs)
+    each = None if decay.shape[-1] == 1 else decay
+    decays = (each, None, decay) if known is None else (None, each, decay)
+    given = (*inputs, known, *decays, state, *outputs)
     arrays = (None if x is None else flat(x, state.dtype) for x in given)
     arguments = (*arrays, length, heads, rows, width, backwards)
-    fan_out(kernel, arguments, batch * heads * width // LANES, WORK * length * state.numel())
+    fan_out(delta.scan, arguments, batch * heads * width // LANES, WORK * length * state.numel())
 
 
 def _advanced(x: Corrections, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +96,7 @@ def _advanced(x: Corrections, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, decay, a, b = x
     found, y, after = empty_like(v, v, state)
     own = v.new_full(v.shape[:3], k is None)
-    scan(delta.lengthwise, (a, decay * q, b, k, v, own), decay, state, (found, y, after))
+    scan((a, decay * q, b, k, v, own), decay, state, (found, y, after))
     return found, y, after
 
 
@@ -128,9 +129,9 @@ def gradients(
     u, _, after = _advanced(x, start)
     p, dv, dstart, da, dq, dk, db = empty_like(v, v, start, q, q, q, q)
     written, later, own = (None if k is None else v), decay * q, dots(q, b)
-    scan(delta.lengthwise, (b, k, a, later, dy, own), decay, dend, (p, dv, dstart), True)
-    scan(delta.crosswise, (p, dy, u, b, written, k), decay, start.mT, (da, dq))
-    scan(delta.crosswise, (u, written, dy, later, p, a), decay, dend.mT, (db, dk), True)
+    scan((b, k, a, later, dy, own), decay, dend, (p, dv, dstart), backwards=True)
+    scan((p, dy, u, written, k, None), decay, start.mT, (da, dq, None), known=b)
+    scan((u, written, dy, p, a, None), decay, dend.mT, (db, dk, None), known=later, backwards=True)
     dq = decay * dq
     read, wrote, removed = q * dq, b * db if k is None else b * db + k * dk, a * da
     first, last = (start * dstart).double().sum(-1), (after * dend).double().sum(-1)

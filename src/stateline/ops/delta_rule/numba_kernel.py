@@ -1,13 +1,12 @@
 """Delta rule by its recurrence, and its adjoint, which is a recurrence of the same kind.
 
 A task is a block of lanes of one head: its part of the state (row, LANES) stays in the L1 cache
-over time. ``MODES`` rows of the state are a wide vector. In ``lengthwise`` the rows are keys and
-the lanes values, and what a token finds in the state is written to it. In ``crosswise`` the rows
-are values and the lanes keys; what is written is known in advance.
+over time. ``MODES`` rows of the state are a wide vector. For some gradients the state is
+transposed: its rows are values and its lanes keys.
 
 Signals are flat (row, time, head, entry), the entries padded to a multiple of LANES; states are
-(row, head, row of the state, lane). Keys decay by ``each`` (row, time, head, key), or if that is
-``None``, all by ``decay`` (row, time, head).
+(row, head, row of the state, lane). Rows decay by ``along`` or lanes by ``across`` (row, time,
+head, entry); if both are ``None``, all by ``decay`` (row, time, head).
 """
 
 # mypy: ignore-errors
@@ -28,19 +27,19 @@ from stateline.ops.numba_common.vector import (
 
 
 @kernel
-def _write_and_read(s, rows, g, each, c, d, wrote, u, w, a, b, at):
+def _write_and_read(s, rows, g, along, c, d, wrote, u, w, a, b, at):
     """S = g s + c u + d w, then a . s and b . s.
 
-    The entries of ``each``, the decays of the rows, and of c and d begin at ``wrote``, the entries
-    of a and b at ``at``. Without ``each``, all rows decay by g.
+    The entries of ``along``, the decays of the rows, and of c and d begin at ``wrote``, the entries
+    of a and b at ``at``. Without ``along``, all rows decay by g.
     """
     first, second = zeros(s, WIDE), zeros(s, WIDE)
     for i in range(0, rows, MODES):
         x = load(s, i * LANES, WIDE)
-        if each is None:  # noqa: SIM108  # numba could not type an expression with both
+        if along is None:  # noqa: SIM108  # numba could not type an expression with both
             x = g * x
         else:
-            x = load_each(each, wrote + i, MODES) * x
+            x = load_each(along, wrote + i, MODES) * x
         x = x + load_each(c, wrote + i, MODES) * u
         if d is not None:
             x = x + load_each(d, wrote + i, MODES) * w
@@ -52,92 +51,52 @@ def _write_and_read(s, rows, g, each, c, d, wrote, u, w, a, b, at):
 
 
 @kernel
-def lengthwise(
-    a, b, c, d, x, own, decay, each, state, found, y, after, length, heads, rows, width, backwards,
-    start, stop,
+def scan(
+    a, b, c, d, x, own, known, along, across, decay, state, found, y, after, length, heads, rows,
+    width, backwards, start, stop,
 ):  # fmt: skip
     """Tokens find u_t = a_t . S + own_t x_t and read y_t = b_t . S.
 
-    Then S = g_t S + c_t u_t + d_t x_t; b and d may be ``None``. What a token finds is written in
-    the pass over the state in which the next one reads. With ``backwards``, time runs from the last
-    token to the first.
+    Then S = g_t S + c_t u_t + d_t x_t, with ``known`` in place of u if it is given. What is
+    ``None`` (b, d, x, own, known or after) is left out. A token's write is in the pass over the
+    state in which the next one reads. With ``backwards``, time runs from the last token to the
+    first.
     """
     align_stack()
-    blocks, one = width // LANES, x.dtype.type(1)
-    s = scratch(rows * LANES, x)
+    blocks, one = width // LANES, state.dtype.type(1)
+    s = scratch(rows * LANES, state)
     for task in range(start, stop):
         place, lane = task // blocks, task % blocks * LANES
         row, head = place // heads, place % heads
         read_block(s, state, place * rows * width + lane, width, rows, LANES)
-        u, w, g, wrote, begun = zeros(s, LANES), zeros(s, LANES), one, 0, False
+        u = w = g = zeros(s, LANES)
+        wrote, begun = 0, False
         for count in range(length):
             t = length - 1 - count if backwards else count
             token = (row * length + t) * heads + head
             at, out = token * rows, token * width + lane
             if begun:
-                held, read = _write_and_read(s, rows, g, each, c, d, wrote, u, w, a, b, at)
+                held, read = _write_and_read(s, rows, g, along, c, d, wrote, u, w, a, b, at)
             else:  # nothing is to be written, and nothing decays
                 held, read = _write_and_read(s, rows, one, None, c, d, at, u, w, a, b, at)
-            w = load(x, out, LANES)
-            u = held + own[token] * w
+            if x is not None:
+                w = load(x, out, LANES)
+            u = held
+            if own is not None:
+                u = u + own[token] * w
             store(found, out, u)
+            if known is not None:
+                u = load(known, out, LANES)
             if b is not None:
                 store(y, out, read)
-            if each is None:
-                g = decay[token]
+            g = zeros(s, LANES) + decay[token]
+            if across is not None:
+                g = load(across, out, LANES)
             wrote, begun = at, True
-        if begun:
-            _write_and_read(s, rows, g, each, c, d, wrote, u, w, a, b, wrote)
-        write_block(after, place * rows * width + lane, width, rows, LANES, s)
-
-
-@kernel
-def _read_and_write(s, rows, g, m, n, a, b, c, d, at):
-    """A . s and b . s, then s = g s + c m + d n; g, m and n are the same for all rows."""
-    first, second = zeros(s, WIDE), zeros(s, WIDE)
-    for i in range(0, rows, MODES):
-        x = load(s, i * LANES, WIDE)
-        first = first + load_each(a, at + i, MODES) * x
-        if b is not None:
-            second = second + load_each(b, at + i, MODES) * x
-        x = g * x + load_each(c, at + i, MODES) * m
-        if d is not None:
-            x = x + load_each(d, at + i, MODES) * n
-        store(s, i * LANES, x)
-    return fold(first), fold(second)
-
-
-@kernel
-def crosswise(
-    a, b, c, m, d, n, decay, each, state, first, second, length, heads, rows, width, backwards,
-    start, stop,
-):  # fmt: skip
-    """Tokens read a_t . S and b_t . S; then S = S g_t + c_t m_t + d_t n_t; b and d may be ``None``.
-
-    a, b, c and d run along the rows of the state; m, n and the outputs along its lanes.
-    """
-    align_stack()
-    blocks = width // LANES
-    s = scratch(rows * LANES, m)
-    for task in range(start, stop):
-        place, lane = task // blocks, task % blocks * LANES
-        row, head = place // heads, place % heads
-        read_block(s, state, place * rows * width + lane, width, rows, LANES)
-        for count in range(length):
-            t = length - 1 - count if backwards else count
-            token = (row * length + t) * heads + head
-            at, out = token * rows, token * width + lane
-            p, q = load(m, out, LANES), zeros(s, LANES)
-            if d is not None:
-                q = load(n, out, LANES)
-            if each is None:
-                held, read = _read_and_write(s, rows, decay[token], p, q, a, b, c, d, at)
-            else:
-                g = load(each, out, LANES)
-                held, read = _read_and_write(s, rows, g, p, q, a, b, c, d, at)
-            store(first, out, held)
-            if b is not None:
-                store(second, out, read)
+        if after is not None:
+            if begun:
+                _write_and_read(s, rows, g, along, c, d, wrote, u, w, a, b, wrote)
+            write_block(after, place * rows * width + lane, width, rows, LANES, s)
 
 
 @summing_kernel

@@ -4,7 +4,6 @@ from typing import Any
 
 from torch import Tensor
 
-from stateline.ops.delta_rule import numba_kernel as delta
 from stateline.ops.delta_rule.numba_backend import (
     STEP,
     Corrections,
@@ -50,7 +49,7 @@ def _forward(x: GatedDeltaSignals, state: Tensor) -> tuple[Tensor, Tensor]:
     written, y, after = empty_like(v, v, start)
     beta = x.beta.to(v.dtype)[..., None]
     signals = (-beta * decay * k, q, k, None, v, beta)
-    scan(delta.lengthwise, signals, decay, start, (written, y, after))
+    scan(signals, decay, start, (written, y, after))
     return cropped(y.mul_(decay).addcmul_(dots(q, k), written), after, x.v, state)
 
 
