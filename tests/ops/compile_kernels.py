@@ -55,6 +55,7 @@ def main() -> None:
     short = {"COUNT": 4, "RESETS": True, "TIMES": 32, "WIDTH": 64}
     token = {"N": 32, "WIDTH": 16}
     tile = {"RESETS": True, "TIMES": 16, "WIDTH": 16, "N": 16}
+    one = {"RESETS": False, "TIMES": 1}
     few = {k: WHOLE[k] for k in ("ROWS", "T", "PRECISION")} | FILTER | {"RESETS": True}
     needs = {
         "forward": shared(diagonal.forward, WHOLE | plain | {"OUTPUT": True}),
@@ -75,7 +76,7 @@ def main() -> None:
         "gather": shared(fourier.gather, LINES),
         "selective forward": shared(selective.forward, tile | {"OUTPUT": True}, begins="*u8"),
         "selective backward": shared(selective.backward, tile, 8, begins="*u8"),
-        "selective step": shared(selective.advance, {"WIDTH": 16, "N": 16}),
+        "selective step": shared(selective.forward, tile | one | {"OUTPUT": True}, begins="*u8"),
         "h3": shared(tokens.h3, token | {"TAPS": 64}),
         "diagonal": shared(tokens.diagonal, token | {"READOUTS": 1}),
         "filtered": shared(tokens.filtered, {"TAPS": 4, "WIDTH": 16}),

@@ -40,15 +40,10 @@ def selective_scan(
 
 def selective_scan_step_(x: ScanSignals, a: Tensor, state: Tensor) -> Tensor:
     """One token in one launch; the state changes in place."""
-    (rows, channels, states), groups = state.shape, x.b.shape[1]
-    y, entries = empty(tuple(x.u.shape), x.u), round_up(states, 1)
-    width = max(1, min(round_up(channels, 1), ENTRIES // 4 // entries, 16))
-    signals, a = (t.contiguous() for t in x), a.float().contiguous()
-    with on(a), changing(state) as (held,):
-        selective.advance[(-(-channels // width), rows)](
-            *signals, a, held, y, channels, groups, states, WIDTH=width, N=entries
-        )
-    return y.to(x.u.dtype)
+    token = ScanSignals(*(t[:, None] for t in x))
+    with changing(state) as (held,):
+        y = _launch(token, a.float(), held, None, last=held)
+    return y[:, 0].to(x.u.dtype)
 
 
 def _compiled(
@@ -59,7 +54,7 @@ def _compiled(
     entries, width = round_up(a.shape[1], 1), min(16, round_up(each, 1))
     while width > 1 and (width * entries * 16 > ENTRIES or rows * u.shape[2] < PROGRAMS * width):
         width //= 2
-    times = max(16, min(64, ENTRIES // (width * entries)))
+    times = 1 if u.shape[1] == 1 else max(16, min(64, ENTRIES // (width * entries)))
     sizes = {"TIMES": times, "WIDTH": width, "N": entries}
     return (groups * -(-each // width), rows), {**sizes, "RESETS": starts is not None}
 
@@ -72,30 +67,26 @@ def _bytes(u: Tensor, starts: Tensor | None) -> Tensor:
 def _forward(
     x: ScanSignals, a: Tensor, first: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    y, last = _launch(x, a, first, starts, output=True)
-    return y.to(x.u.dtype), last
+    last = empty(tuple(first.shape), first)
+    return _launch(x, a, first, starts, last).to(x.u.dtype), last
 
 
 def _launch(
-    x: ScanSignals, a: Tensor, first: Tensor, starts: Tensor | None, *, output: bool
-) -> tuple[Tensor, ...]:
-    """Run the forward kernel: outputs and last states, or the states before every tile."""
+    x: ScanSignals, a: Tensor, first: Tensor, starts: Tensor | None, last: Tensor | None
+) -> Tensor:
+    """Run the forward kernel: the outputs; without ``last``, the states before every tile."""
     u, dt, b, c = (t.contiguous() for t in x)
     a, first = a.contiguous(), first.contiguous()
     grid, compiled = _compiled(u, a, b, starts)
-    found: tuple[Tensor, ...]
-    if output:
-        found = empty(tuple(u.shape), u), empty(tuple(first.shape), first)
-        places = (*found, first)
-    else:
-        tiles = -(-u.shape[1] // compiled["TIMES"])
-        found = (empty((len(u), tiles, *a.shape), first),)
-        places = (u, first, *found)
+    tiles = -(-u.shape[1] // compiled["TIMES"])
+    found = empty((len(u), tiles, *a.shape), first) if last is None else empty(tuple(u.shape), u)
+    places = (u, first, found) if last is None else (found, last, first)
     sizes = u.shape[1], u.shape[2], b.shape[2], a.shape[1]
     with on(u):
         selective.forward[grid](
-            u, dt, b, c, a, first, *places, _bytes(u, starts), *sizes, OUTPUT=output, **compiled
-        )
+            u, dt, b, c, a, first, *places, _bytes(u, starts), *sizes,
+            OUTPUT=last is not None, **compiled,
+        )  # fmt: skip
     return found
 
 
@@ -108,7 +99,7 @@ def _backward(
     starts: Tensor | None,
 ) -> Any:
     """Scan the gradients of the states backward; the states are computed again."""
-    (carries,) = _launch(x, a, first, starts, output=False)
+    carries = _launch(x, a, first, starts, last=None)
     u, dt, b, c, a, *grads = (t.contiguous() for t in (*x, a, grad, grad_last))
     grid, compiled = _compiled(u, a, b, starts)
     blocks = grid[0] // b.shape[2]

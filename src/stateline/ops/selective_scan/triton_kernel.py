@@ -51,10 +51,18 @@ def decays(dt, a, begins, start, length, RESETS: tl.constexpr, TIMES: tl.constex
 
 
 @triton.jit
+def over_times(decay, drive, REVERSE: tl.constexpr):
+    """The maps of a tile's tokens, each composed with all earlier or, with REVERSE, later ones."""
+    if decay.shape[0] > 1:
+        decay, drive = tl.associative_scan((decay, drive), 0, compose, reverse=REVERSE)
+    return decay, drive
+
+
+@triton.jit
 def scan(u, dt, b, decay, before):
     """Drives and states of a tile."""
     drive = (dt * u)[:, :, None] * b[:, None, :]
-    whole, h = tl.associative_scan((decay, drive), 0, compose)
+    whole, h = over_times(decay, drive, False)
     return drive, h + whole * before[None, :, :]
 
 
@@ -78,17 +86,23 @@ def has_state(channels, column, states, N: tl.constexpr):
 
 
 @triton.jit
+def own_channels(channels, groups, WIDTH: tl.constexpr):
+    """Group of a program, its block there, and its channels; missing ones are ``channels``."""
+    blocks, each = tl.num_programs(0) // groups, channels // groups
+    group, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    column = block * WIDTH + tl.arange(0, WIDTH)
+    return group, block, tl.where(column < each, group * each + column, channels)
+
+
+@triton.jit
 def forward(
     u, dt, b, c, a, first, y, last, carries, begins, length, channels, groups, states,
     OUTPUT: tl.constexpr, RESETS: tl.constexpr,
     TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Outputs and last states; without OUTPUT, the states before every tile."""
-    row, blocks = tl.program_id(1).to(tl.int64), tl.num_programs(0) // groups
-    group = tl.program_id(0) // blocks
-    column = tl.program_id(0) % blocks * WIDTH + tl.arange(0, WIDTH)
-    each = channels // groups
-    column = tl.where(column < each, group * each + column, channels)
+    row = tl.program_id(1).to(tl.int64)
+    group, _block, column = own_channels(channels, groups, WIDTH)
     u += row * length * channels
     dt += row * length * channels
     b += (row * length * groups + group) * states
@@ -97,7 +111,7 @@ def forward(
     there = has_state(channels, column, states, N)
     own = place_of_state(0, channels, column, states, N)
     transition = tl.load(a + own, mask=there, other=0.0)
-    h = tl.load(first + place, mask=there, other=0.0)
+    h = tl.load(first + place, mask=there, other=0.0).to(tl.float32)
     tiles = tl.cdiv(length, TIMES)
     for tile in range(tiles):
         start = tile * TIMES
@@ -132,11 +146,8 @@ def backward(
     The adjoint g of the states obeys g_t = C_t dy_t + decay_{t+1} g_{t+1}. A state minus its drive
     is the part that comes from the state before.
     """
-    row, blocks = tl.program_id(1).to(tl.int64), tl.num_programs(0) // groups
-    group, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    column = block * WIDTH + tl.arange(0, WIDTH)
-    each = channels // groups
-    column = tl.where(column < each, group * each + column, channels)
+    row = tl.program_id(1).to(tl.int64)
+    group, block, column = own_channels(channels, groups, WIDTH)
     signal, vectors = row * length * channels, (row * length * groups + group) * states
     begins += row * length
     sheet = block * tl.num_programs(1) * length * groups * states + vectors
@@ -163,7 +174,7 @@ def backward(
         later = load_tile(dt + signal, start + 1, length, column, channels, TIMES)
         decay = decays(later, transition, begins, start + 1, length, RESETS, TIMES)
         entering = d_y[:, :, None] * x_c[:, None, :]
-        whole, adjoint = tl.associative_scan((decay, entering), 0, compose, reverse=True)
+        whole, adjoint = over_times(decay, entering, True)
         adjoint += whole * g[None, :, :]
         g = row_of(adjoint, 0, TIMES)
         kept = (h - drive) * adjoint
@@ -182,27 +193,3 @@ def backward(
         kept_first = tl.where(tl.load(begins) != 0, 0.0, kept_first)
     tl.store(dfirst + place, kept_first * g, mask=there)
     tl.store(da + place, d_a, mask=there)
-
-
-@triton.jit
-def advance(
-    u, dt, b, c, a, state, y, channels, groups, states, WIDTH: tl.constexpr, N: tl.constexpr
-):
-    """One token; the state changes in place."""
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    inside = column < channels
-    x_u = tl.load(u + row * channels + column, mask=inside, other=0.0).to(tl.float32)
-    x_dt = tl.load(dt + row * channels + column, mask=inside, other=0.0).to(tl.float32)
-    place = place_of_state(row, channels, column, states, N)
-    there = has_state(channels, column, states, N)
-    own = place_of_state(0, channels, column, states, N)
-    group = column // (channels // groups)
-    vector = (row * groups + group[:, None]) * states + tl.arange(0, N)[None, :]
-    write = tl.load(b + vector, mask=there, other=0.0).to(tl.float32)
-    read = tl.load(c + vector, mask=there, other=0.0).to(tl.float32)
-    decay = tl.exp(x_dt[:, None] * tl.load(a + own, mask=there, other=0.0))
-    h = decay * tl.load(state + place, mask=there, other=0.0).to(tl.float32)
-    h += (x_dt * x_u)[:, None] * write
-    tl.store(state + place, h, mask=there)
-    tl.store(y + row * channels + column, tl.sum(h * read, axis=1), mask=inside)
