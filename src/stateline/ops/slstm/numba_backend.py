@@ -31,11 +31,6 @@ def gains(function: str, *inputs: Any) -> bool:  # noqa: ARG001
     return rows <= MOST_ROWS or rows * heads * width <= MOST
 
 
-def slstm(gates: Tensor, weight: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
-    """Run the recurrence."""
-    return _whole(gates, weight, state)
-
-
 def _run(
     gates: Tensor, weight: Tensor, state: SLSTMCell, *, keep: bool
 ) -> tuple[Tensor, SLSTMCell, Tensor]:
@@ -78,4 +73,4 @@ def _fake(gates: Tensor, _: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell
     return y, SLSTMCell(*after)
 
 
-_whole = KernelOp("slstm_kernel", _forward, _backward, _fake)
+slstm = KernelOp("slstm_kernel", _forward, _backward, _fake)

@@ -10,11 +10,6 @@ from stateline.ops.kernel_op import KernelOp, empty_like
 from stateline.ops.slstm import SLSTMCell
 
 
-def slstm(gates: Tensor, weight: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
-    """Run the recurrence."""
-    return _whole(gates, weight, state)
-
-
 def _run(gates: Tensor, weight: Tensor, state: SLSTMCell) -> tuple[Tensor, Tensor]:
     """States (5, batch, head, d_head) of h, c, n and m, and the derivatives' parts, of each token.
 
@@ -74,4 +69,4 @@ def _fake(gates: Tensor, _: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell
     return y, SLSTMCell(*after)
 
 
-_whole = KernelOp("slstm", _forward, _backward, _fake)
+slstm = KernelOp("slstm", _forward, _backward, _fake)

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateline.ops.discretization import Discretization
 from stateline.ops.kernel_op import KernelOp
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import array, fan_out
@@ -24,18 +23,6 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
 def gains(function: str, *inputs: Any) -> bool:
     """Whether a call is faster here: the FFT is for many taps."""
     return function != "shift_taps" or inputs[0].shape[1] <= MOST_TAPS
-
-
-def shift_taps(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
-    """Sum the products tap by tap."""
-    return _taps(b, c, skip)
-
-
-def discretize(
-    log_dt: Tensor, decay: Tensor, frequency: Tensor, b: Tensor, rule: Discretization
-) -> tuple[Tensor, Tensor]:
-    """Apply the kernel of the rule."""
-    return _discretized(log_dt, decay, frequency, b, rule == "zoh")
 
 
 def _forward(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
@@ -56,27 +43,27 @@ def _backward(grad: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Any:
     return db, dc, grad[:, 0].clone()  # an operator must not return a view of its input
 
 
-_taps = KernelOp("shift_taps_kernel", _forward, _backward, lambda b, *_: b.new_empty(b.shape))
+shift_taps = KernelOp("shift_taps_kernel", _forward, _backward, lambda b, *_: b.new_empty(b.shape))
 
 
 def _forward_of_rule(
-    log_dt: Tensor, decay: Tensor, frequency: Tensor, b: Tensor, zoh: bool
+    log_dt: Tensor, decay: Tensor, frequency: Tensor, b: Tensor, rule: str
 ) -> tuple[Tensor, Tensor]:
     inputs = (log_dt, decay, frequency, b)
     dtype = launch.working_dtype(*inputs)
     found = [torch.empty((len(log_dt), *b.shape[1:]), dtype=dtype, device="cpu") for _ in range(2)]
     arrays = (array(x, dtype) for x in inputs)
-    discretize_kernel.forward(*arrays, *(x.numpy() for x in found), zoh)
+    discretize_kernel.forward(*arrays, *(x.numpy() for x in found), rule == "zoh")
     log_a, b_bar = (x.to(log_dt.dtype) for x in found)
     return log_a, b_bar
 
 
 def _backward_of_rule(grad_a: Tensor, grad_b: Tensor, *inputs: Any) -> Any:
-    *tensors, zoh = inputs
+    *tensors, rule = inputs
     dtype = launch.working_dtype(*tensors)
     arrays = [array(x, dtype) for x in (grad_a, grad_b, *tensors)]
     found = [np.zeros_like(x) for x in arrays[2:]]
-    discretize_kernel.backward(*arrays, *found, zoh)
+    discretize_kernel.backward(*arrays, *found, rule == "zoh")
     return found
 
 
@@ -85,4 +72,4 @@ def _empty(log_dt: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return log_dt.new_empty(shape), log_dt.new_empty(shape)
 
 
-_discretized = KernelOp("discretize_kernel", _forward_of_rule, _backward_of_rule, _empty)
+discretize = KernelOp("discretize_kernel", _forward_of_rule, _backward_of_rule, _empty)
