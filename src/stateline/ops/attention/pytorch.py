@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from stateline.ops.attention import AttentionCache, AttentionMask
+from stateline.ops.attention import AttentionMask
 from stateline.ops.attention import attention as by_any_backend
-from stateline.ops.attention.reference import append
+from stateline.ops.attention.reference import step_by
 from stateline.ops.kernel_op import KernelOp
 
 SCORES_PER_BLOCK = {"cpu": 1 << 18}
@@ -35,18 +35,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: flo
     return y.transpose(1, 2)
 
 
-def attention_step_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: AttentionCache,
-    mask: AttentionMask,
-    frequency: Tensor | None,
-    dropout: float,
-) -> Tensor:
-    """A rotation, two writes, and attention by the backend that takes it."""
-    q, k, v = append(q, k, v, cache, frequency)
-    return by_any_backend(q, k, v, mask._replace(start=cache.length), dropout)[:, 0]
+attention_step_ = step_by(by_any_backend)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:

@@ -1,5 +1,7 @@
 """The definition of causal attention: all scores at once."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,30 +34,30 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: flo
     return torch.einsum("bhts,bshd->bthd", weights, v.to(dtype)).to(q.dtype)
 
 
-def attention_step_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: AttentionCache,
-    mask: AttentionMask,
-    frequency: Tensor | None,
-    dropout: float,
-) -> Tensor:
-    """The definition on the cache and one more token."""
-    q, k, v = append(q, k, v, cache, frequency)
-    return attention(q, k, v, mask._replace(start=cache.length), dropout)[:, 0]
+def step_by(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """From a function like ``attention`` the one that puts a token into the cache first."""
+
+    def step(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: AttentionCache,
+        mask: AttentionMask,
+        frequency: Tensor | None,
+        dropout: float,
+    ) -> Tensor:
+        slot = cache.length[:, None]
+        q, k, v = (x[:, None] for x in (q, k, v))
+        if frequency is not None:
+            angles = rotation(slot, frequency)
+            q, k = rotary(q, *angles), rotary(k, *angles)
+        index = slot[..., None, None].expand_as(k)
+        for held, new in zip(cache[:2], (k, v), strict=True):
+            held.scatter_(1, index, new.to(held.dtype))
+        keys, values = cache.k.to(q.dtype), cache.v.to(q.dtype)
+        return attend(q, keys, values, mask._replace(start=cache.length), dropout)[:, 0]
+
+    return step
 
 
-def append(
-    q: Tensor, k: Tensor, v: Tensor, cache: AttentionCache, frequency: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Put a token into the next slots, and return its queries and the whole cache to attend to."""
-    slot = cache.length[:, None]
-    q, k, v = (x[:, None] for x in (q, k, v))
-    if frequency is not None:
-        angles = rotation(slot, frequency)
-        q, k = rotary(q, *angles), rotary(k, *angles)
-    index = slot[..., None, None].expand_as(k)
-    for held, new in zip(cache[:2], (k, v), strict=True):
-        held.scatter_(1, index, new.to(held.dtype))
-    return q, cache.k.to(q.dtype), cache.v.to(q.dtype)
+attention_step_ = step_by(attention)
