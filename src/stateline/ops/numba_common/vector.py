@@ -149,9 +149,8 @@ def fold(typing, vector):
     """Sum of a wide vector over its modes: one vector of channels."""
 
     def generate(context, builder, signature, args):
-        total = _shuffle(builder, args[0], args[0], range(LANES))
-        for first in range(LANES, vector.lanes, LANES):
-            part = _shuffle(builder, args[0], args[0], range(first, first + LANES))
+        total, *others = _split(builder, args[0])
+        for part in others:
             total = builder.fadd(total, part, flags=_FUSE)
         return total
 
@@ -268,9 +267,7 @@ def sum_channels(typing, vector):
             x, y = _shuffle(builder, a, b, even), _shuffle(builder, a, b, odd)
             return builder.fadd(x, y, flags=_FUSE)
 
-        parts = [
-            _shuffle(builder, args[0], args[0], range(m * LANES, (m + 1) * LANES)) for m in range(4)
-        ]
+        parts = _split(builder, args[0])
         total = add_neighbours(add_neighbours(*parts[:2]), add_neighbours(*parts[2:]))
         lanes = LANES
         while lanes > 4:
