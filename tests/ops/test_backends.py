@@ -493,7 +493,8 @@ REACHED = {
     "h3": {
         "forward": "diagonal_ssm discretize fft_conv h3_core shift_taps short_conv",
         "forward_chunk": ("diagonal_ssm discretize fft_conv h3_core shift_taps short_conv"),
-        "step": "diagonal_ssm_step discretize fft_conv h3_core_step shift_taps short_conv_step",
+        "step": "diagonal_ssm_step discretize fft_conv h3_core_step shift_taps short_conv "
+        "short_conv_step",
     },
     "kimi_delta_attention": {
         "forward": "delta_rule short_conv",
@@ -544,7 +545,7 @@ REACHED = {
     "shift_ssm": {
         "forward": "fft_conv shift_taps short_conv",
         "forward_chunk": "fft_conv shift_taps short_conv",
-        "step": "fft_conv shift_taps short_conv_step",
+        "step": "fft_conv shift_taps short_conv short_conv_step",
     },
     "slstm": {
         "forward": "slstm short_conv",

@@ -1,8 +1,4 @@
-r"""Weights of state space models from their parameters.
-
-Both functions are small: as PyTorch's operators, they would take longer than the layer that uses
-them on a short sequence.
-"""
+"""Weights of state space models from their parameters."""
 
 from jaxtyping import Float
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Weights of state space models in one pass, in kernels compiled by numba for the CPU."""
+"""Discretisation in one pass, in kernels compiled by numba for the CPU."""
 
 from typing import Any
 
@@ -8,45 +8,13 @@ from torch import Tensor
 
 from stateline.ops.kernel_op import KernelOp
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import array, fan_out
-from stateline.ops.ssm_parameters import discretize_kernel, shift_taps_kernel
+from stateline.ops.numba_common.launch import array
+from stateline.ops.ssm_parameters import discretize_kernel
 
-MOST_TAPS = 512
-"""Most taps for which sums of products are faster than the FFT."""
-
-
-def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
-    """Why the kernels cannot run this call, or an empty string."""
-    return launch.can_use(*inputs)
+can_use = launch.can_run
 
 
-def gains(function: str, *inputs: Any) -> bool:
-    """Whether a call is faster here: the FFT is for many taps."""
-    return function != "shift_taps" or inputs[0].shape[1] <= MOST_TAPS
-
-
-def _forward(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
-    dtype = launch.working_dtype(b, c, skip)
-    y = torch.zeros(b.shape, dtype=dtype, device="cpu")
-    arrays = [array(x, dtype) for x in (b, c, skip)]
-    work = b.numel() * b.shape[1] * 0.1
-    fan_out(shift_taps_kernel.forward, (*arrays, y.numpy()), len(b), work)
-    return y.to(b.dtype)
-
-
-def _backward(grad: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Any:
-    dtype = launch.working_dtype(b, c, skip)
-    arrays = [array(x, dtype) for x in (grad, b, c)]
-    db, dc = (np.zeros_like(x) for x in arrays[1:])
-    work = b.numel() * b.shape[1] * 0.2
-    fan_out(shift_taps_kernel.backward, (*arrays, db, dc), len(b), work)
-    return db, dc, grad[:, 0].clone()  # an operator must not return a view of its input
-
-
-shift_taps = KernelOp("shift_taps_kernel", _forward, _backward, lambda b, *_: b.new_empty(b.shape))
-
-
-def _forward_of_rule(
+def _forward(
     log_dt: Tensor, decay: Tensor, frequency: Tensor, b: Tensor, rule: str
 ) -> tuple[Tensor, Tensor]:
     inputs = (log_dt, decay, frequency, b)
@@ -58,7 +26,7 @@ def _forward_of_rule(
     return log_a, b_bar
 
 
-def _backward_of_rule(grad_a: Tensor, grad_b: Tensor, *inputs: Any) -> Any:
+def _backward(grad_a: Tensor, grad_b: Tensor, *inputs: Any) -> Any:
     *tensors, rule = inputs
     dtype = launch.working_dtype(*tensors)
     arrays = [array(x, dtype) for x in (grad_a, grad_b, *tensors)]
@@ -72,4 +40,4 @@ def _empty(log_dt: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return log_dt.new_empty(shape), log_dt.new_empty(shape)
 
 
-discretize = KernelOp("discretize_kernel", _forward_of_rule, _backward_of_rule, _empty)
+discretize = KernelOp("discretize_kernel", _forward, _backward, _empty)

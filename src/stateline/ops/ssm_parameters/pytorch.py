@@ -5,14 +5,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stateline.ops.discretization import DISCRETIZATIONS, Discretization
-from stateline.ops.fft_conv import fft_conv
 from stateline.ops.planes import multiply
+from stateline.ops.short_conv import short_conv
 
 
 def shift_taps(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
-    """Convolve with the reversed input vector, by FFT."""
-    later = c.shape[1] - 1
-    return fft_conv(pad(c, (0, later)).mT, b.flip(-1))[later:].mT + pad(skip[:, None], (0, later))
+    """Convolve the reversed output vector with the input vector: the last tap comes first."""
+    taps = short_conv(c.flip(-1).mT, b).mT.flip(-1)
+    return taps + pad(skip[:, None], (0, taps.shape[1] - 1))
 
 
 def discretize(
