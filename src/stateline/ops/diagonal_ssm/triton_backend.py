@@ -14,7 +14,6 @@ from stateline.ops.diagonal_ssm.state_passing import (
     planes_first,
     tables,
 )
-from stateline.ops.stepping import Stepper
 from stateline.ops.triton_common import launch, steps
 
 
@@ -51,6 +50,4 @@ def diagonal_ssm(
     return y, after[..., :modes, :].reshape(state.shape).to(state.dtype)
 
 
-def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
-    """The recurrence for many inputs, on a state that changes in place."""
-    return steps.diagonal_stepper(*weights, skip)
+diagonal_ssm_stepper = steps.diagonal_stepper

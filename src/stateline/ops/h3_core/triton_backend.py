@@ -16,7 +16,6 @@ from stateline.ops.diagonal_ssm.state_passing import (
     tables,
 )
 from stateline.ops.h3_core import H3CoreState, H3Weights
-from stateline.ops.stepping import Stepper
 from stateline.ops.triton_common import launch, steps
 
 MOST_TAPS = 129
@@ -65,8 +64,4 @@ def h3_core(
     return y.mT, H3CoreState(slide(state.past, k, starts), h[:, None, None].to(state.h.dtype))
 
 
-def h3_core_stepper(weights: H3Weights) -> Stepper:
-    """The same for many tokens, on states that change in place."""
-    taps, diagonal, skip = weights
-    step = steps.h3_stepper(taps.flip(-1).mT, *diagonal, skip)
-    return lambda q, k, v, state: step(q, k, v, *state)
+h3_core_stepper = steps.h3_stepper

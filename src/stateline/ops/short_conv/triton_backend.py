@@ -8,7 +8,6 @@ from torch import Tensor
 from stateline.ops.kernel_op import KernelOp
 from stateline.ops.short_conv import MOST_TAPS
 from stateline.ops.short_conv import triton_kernel as filters
-from stateline.ops.stepping import Stepper
 from stateline.ops.triton_common import launch, steps
 from stateline.ops.triton_common.launch import empty, on
 
@@ -30,9 +29,7 @@ def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tenso
     return _by_taps(rows, kernel, numbers).reshape(*u.shape[:-1], len(kernel))
 
 
-def short_conv_stepper(weights: Tensor) -> Stepper:
-    """Filter many single inputs; the past inputs change in place."""
-    return steps.filter_stepper(weights)
+short_conv_stepper = steps.filter_stepper
 
 
 def _grid(columns: int, length: int, rows: int) -> tuple[int, int, int]:

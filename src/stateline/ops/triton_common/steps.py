@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +32,10 @@ def filter_stepper(weights: Tensor) -> Stepper:
     return step
 
 
-def diagonal_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:
+def diagonal_stepper(weights: Any, skip: Tensor) -> Stepper:
     """A diagonal SSM for many single inputs."""
-    constants = _constants(log_a, b, c, skip)
-    total, modes = b.shape[:2]
+    _, b, c = weights
+    constants, (total, modes) = _constants(weights, skip), b.shape[:2]
 
     def step(u: Tensor, state: Tensor) -> Tensor:
         rows, y = u.reshape(-1, total).contiguous(), empty((*u.shape[:-1], len(c)), u)
@@ -48,15 +49,16 @@ def diagonal_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepp
     return step
 
 
-def h3_stepper(weights: Tensor, log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:
+def h3_stepper(weights: Any) -> Stepper:
     """The core of H3 for many single tokens."""
-    constants = weights.float().contiguous(), *_constants(log_a, b, c, skip)
-    (count, total), modes = weights.shape, b.shape[1]
+    taps, diagonal, skip = weights
+    constants = taps.float().flip(-1).mT.contiguous(), *_constants(diagonal, skip)
+    (total, count), modes = taps.shape, diagonal.b.shape[1]
 
-    def step(q: Tensor, k: Tensor, v: Tensor, past: Tensor, state: Tensor) -> Tensor:
+    def step(q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, Tensor]) -> Tensor:
         y = empty(tuple(q.shape), q)
         signals = [x if x.stride(1) == 1 else x.contiguous() for x in (q, k, v)]
-        with on(q), changing(past, state) as held:
+        with on(q), changing(*state) as held:
             tokens.h3[_grid(total, q)](
                 *signals, *constants, *held, y, count - 1, total, modes,
                 *(x.stride(0) for x in signals),
@@ -85,7 +87,8 @@ def _taps(count: int) -> int:
     return round_up(max(1, count - 1), 1)
 
 
-def _constants(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> tuple[Tensor, ...]:
+def _constants(weights: Any, skip: Tensor) -> tuple[Tensor, ...]:
     """The prepared weights: transition, b, c and skip connection in float32."""
+    log_a, b, c = weights
     transition = exponential(log_a.double()).expand(b.shape)
     return tuple(t.detach().to(torch.float32).contiguous() for t in (transition, b, c, skip))
