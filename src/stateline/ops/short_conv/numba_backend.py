@@ -30,9 +30,7 @@ ROW_PIECES = 8
 """Parts of the batch that are summed apart; fixed, so threads do not change the rounding."""
 
 
-def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
-    """Why the kernels cannot run this call, or an empty string."""
-    return launch.can_use(*inputs)
+can_use = launch.can_run
 
 
 def gains(function: str, *inputs: Any) -> bool:
