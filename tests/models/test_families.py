@@ -301,12 +301,16 @@ def test_a_model_that_a_family_cannot_express_is_not_written(tmp_path: Path) -> 
     lstm = LanguageModel(ModelConfig("lstm attention", vocab_size=11, d_model=16))
     with pytest.raises(InputError, match="consist of gated_conv or attention, each followed by"):
         write_pretrained(lstm, tmp_path / "out", "lfm2")
-    with pytest.raises(InputError, match=r"models of this family are shared_transformer\(mamba2"):
+    with pytest.raises(InputError, match=r"consist of mamba2 in shared_transformer\(\.\.\.\) in"):
         write_pretrained(model, tmp_path / "out", "zamba2")
-    with pytest.raises(InputError, match="models of this family are value_residual"):
+    with pytest.raises(InputError, match="followed by a channel_mixing, in value_residual"):
         write_pretrained(model, tmp_path / "out", "rwkv7")
     with pytest.raises(InputError, match="in normed blocks with norms"):
         write_pretrained(model, tmp_path / "out", "minimax")
+    heads = "parallel(mamba2, attention, lstm)"
+    hybrid = LanguageModel(ModelConfig(heads, vocab_size=11, d_model=16, **settings))
+    with pytest.raises(InputError, match=r"consist of parallel\(mamba2, attention\), each"):
+        write_pretrained(hybrid, tmp_path / "out", "falcon_h1")
     write_pretrained(model, tmp_path / "out", "qwen3")
     x = torch.arange(9)[None]
     assert_near(load_pretrained(tmp_path / "out")(x), model.eval()(x), 1e-6)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stateline.layers.mixers.rwkv7 import MIXED
 from stateline.models.config import ModelConfig
 from stateline.models.convert.parts import (
     KERNEL,
@@ -18,45 +19,43 @@ from stateline.models.convert.parts import (
     Place,
     by_head,
     groups,
+    unwrapped,
 )
 
 
-def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
-    """All tensors of a model.
+def decoder_parts(
+    config: ModelConfig, names: Names, inside: Callable[[int], str] = lambda _: ""
+) -> list[Part]:
+    """All tensors of a model, besides those of a wrapper around all layers.
 
     Args:
         config: Configuration of the model.
         names: Names of the format.
+        inside: What follows ``names.layer`` in the names of a block, by its number.
 
     Raises:
         InputError: If the model has layers that the format does not know.
     """
     ends = ".*" if config.norm == "layer" else ".weight"
     parts = Place().same(f"embedding.weight:{names.embedding}.weight norm{ends}:{names.norm}{ends}")
+    if config.embedding_norm and names.embedding_norm:
+        parts += Place().same(f"embedding_norm{ends}:{names.embedding_norm}{ends}")
     if config.max_len and names.positions:
         n = names.unused_positions
         skip = Change(lambda t: t[n:], lambda t: F.pad(t, (0, 0, n, 0)))
         parts += Place().same(f"positions.weight:{names.positions}.weight", skip)
     if not config.tie_embeddings:
         parts += Place().same(f"head.weight:{names.head}.weight")
-    for number, group in enumerate(groups(config, names)):
-        there = names.layer.format(number)
-        norms = names.norms_after if group[0].name in config.norm_after.split() else names.norms
-        for branch, layer in enumerate(group):
-            here = f"stack.layers.{len(group) * number + branch}."
-            if config.block == "parallel":
-                here = f"stack.layers.{number}.branches.{branch}."
-            parts += Place(there, here).same(f"norm{ends}:{norms[branch]}{ends}")
-            place = Place(there, f"{here}layer.", layer.keywords, names, config.d_model)
-            parts += layer_parts(layer.name, place)
+    for number, block in enumerate(groups(config, names).blocks):
+        there = names.layer.format(number) + inside(number)
+        norms = names.norms_after if block[0].name in config.norm_after.split() else names.norms
+        for norm, layer in zip(norms, block, strict=True):
+            branch = Place(there, layer.path.removesuffix("layer."))
+            parts += branch.same(f"norm{ends}:{norm}{ends}")
+            for one in unwrapped([layer]):
+                inner = "" if one.name in _OUTSIDE else names.inner
+                parts += _MAKE[one.name](Place(there + inner, one.path, one.keywords, names))
     return parts
-
-
-def layer_parts(name: str, at: Place) -> list[Part]:
-    """The tensors of a layer."""
-    if name not in _OUTSIDE:
-        at = at._replace(there=at.there + at.names.inner)
-    return _MAKE[name](at)
 
 
 def _attention(at: Place) -> list[Part]:
@@ -95,16 +94,6 @@ def _mamba2(at: Place) -> list[Part]:
     norm = " norm_weight:norm.weight" if at.keywords["normalise"] else ""
     parts = at.same(f"a_log:A_log skip:D dt_bias{norm}")
     return parts + at.kernel("conv1d", at.keywords["conv_bias"]) + at.ends()
-
-
-def _parallel(at: Place) -> list[Part]:
-    return [
-        part
-        for i, branch in enumerate(at.keywords["branches"])
-        for part in layer_parts(
-            branch.name, at._replace(keywords=branch.keywords, here=f"{at.here}core.layers.{i}.")
-        )
-    ]
 
 
 def _gated_conv(at: Place) -> list[Part]:
@@ -154,11 +143,12 @@ def _rg_lru(at: Place) -> list[Part]:
 
 def h3_parts(at: Place) -> list[Part]:
     """The tensors of an H3 layer."""
-    parts = at.linear("qkv", [f"{name}_proj" for name in "qkv"], True, [at.width] * 3)
+    width = at.keywords["d_model"]
+    parts = at.linear("qkv", [f"{name}_proj" for name in "qkv"], True, [width] * 3)
     parts += at.linear("out_proj", ["output_linear"], True)
     for ours, official, rows in (
-        ("shift", "ssm_k_kernel.kernel", at.width),
-        ("diagonal", "kernel.kernel", at.width // at.keywords["d_head"]),
+        ("shift", "ssm_k_kernel.kernel", width),
+        ("diagonal", "kernel.kernel", width // at.keywords["d_head"]),
     ):
         parts += at.same(f"{ours}.c:{official}.C", _outputs_first(rows))
     return parts + at.same(
@@ -195,8 +185,8 @@ def _kimi_delta_attention(at: Place) -> list[Part]:
 
 
 def _mlstm(at: Place) -> list[Part]:
-    n_heads = at.keywords["n_heads"]
-    keys, values = (round(at.keywords[n] * at.width) for n in ("expand_k", "expand_v"))
+    n_heads, width = at.keywords["n_heads"], at.keywords["d_model"]
+    keys, values = (round(at.keywords[n] * width) for n in ("expand_k", "expand_v"))
     gates = ("igate_preact", "fgate_preact")
     maps = [f"{name}.weight" for name in ("q", "k", "v", "ogate_preact", *gates)]
     heads = Change(lambda t: t.unflatten(0, (n_heads, -1)), lambda t: t.flatten())
@@ -243,6 +233,25 @@ def _latent_attention(at: Place) -> list[Part]:
     )
 
 
+def _rwkv7(at: Place) -> list[Part]:
+    mixed, row = [f"x_{name}" for name in MIXED], Change(lambda t: t.view(1, -1), lambda t: t[None])
+    return [
+        at.part("mix", mixed, (1,) * len(mixed), changes=(row,), anywhere=True),
+        *at.same(
+            "removal:k_k writing:k_a bonus:r_k norm.*:g_norm.* out_proj.weight:o_proj.weight "
+            "r_proj.weight k_proj.weight v_proj.weight decay_in.weight:w_lora.lora.0.weight "
+            "decay_out.weight:w_lora.lora.2.weight decay_bias:w_lora.lora.2.bias "
+            "rate_in.weight:a_lora.lora.0.weight rate_out.weight:a_lora.lora.2.weight "
+            "rate_bias:a_lora.lora.2.bias gate_in.weight:g_lora.lora.0.weight "
+            "gate_out.weight:g_lora.lora.2.weight"
+        ),
+    ]
+
+
+def _channel_mixing(at: Place) -> list[Part]:
+    return at.same("mix:ffn.x_k in_proj.weight:ffn.key.weight out_proj.weight:ffn.value.weight")
+
+
 def _moe(at: Place) -> list[Part]:
     experts, own = at.names.experts, at.keywords
     assert experts
@@ -251,7 +260,7 @@ def _moe(at: Place) -> list[Part]:
     parts = at.same(f"router.weight:{experts.router}.weight")
     for ours, maps, rows, whole in (
         ("in_weight", experts.up, own["d_hidden"], experts.whole[0]),
-        ("out_weight", (experts.down,), at.width, experts.whole[1]),
+        ("out_weight", (experts.down,), own["d_model"], experts.whole[1]),
     ):
         if "{}" not in maps[0]:
             parts += at.same(f"{ours}:{maps[0]}.weight")
@@ -281,9 +290,10 @@ _MAKE: Mapping[str, Callable[[Place], list[Part]]] = {
     "mlstm": _mlstm,
     "rg_lru": _rg_lru,
     "h3": h3_parts,
-    "parallel": _parallel,
+    "rwkv7": _rwkv7,
+    "channel_mixing": _channel_mixing,
     "feed_forward": _feed_forward,
     "moe": _moe,
 }
-_OUTSIDE = ("attention", "sliding_attention", "feed_forward", "moe", "parallel")
+_OUTSIDE = ("attention", "sliding_attention", "channel_mixing", "feed_forward", "moe")
 """Layers whose tensors do not have the prefix ``Names.inner``."""

@@ -6,8 +6,8 @@ from typing import Any
 from stateline.errors import InputError
 from stateline.models.convert import fields
 from stateline.models.convert.converter import family
-from stateline.models.convert.fields import Draft, Fields, Rule, Written, field
-from stateline.models.convert.parts import Experts, Names
+from stateline.models.convert.fields import Draft, Fields, Rule, field
+from stateline.models.convert.parts import Experts, Names, Written
 from stateline.models.convert.weights import count, flag, number
 
 NAMES = Names(

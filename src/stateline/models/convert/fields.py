@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.layers import LAYERS
 from stateline.models.build import MAX_LAYERS
 from stateline.models.config import ModelConfig
-from stateline.models.convert.parts import Layer, Names, first_keywords, groups
+from stateline.models.convert.parts import Names, Written, groups
 from stateline.models.convert.weights import count, flag, number, section
 from stateline.models.pattern import Value, runs
 
@@ -76,26 +76,6 @@ class Draft:
         """Set a setting of the model, or LAYER.KEYWORD."""
         layer, _, keyword = place.rpartition(".")
         (self.layers[layer] if layer else self.model)[keyword] = value
-
-
-class Written(NamedTuple):
-    """A model of ours whose ``config.json`` is written.
-
-    Attributes:
-        config: Its configuration.
-        blocks: Its layers, by blocks of the family.
-    """
-
-    config: ModelConfig
-    blocks: Sequence[tuple[Layer, ...]]
-
-    def first(self, *names: str) -> Mapping[str, Any]:
-        """Keywords of the first layer of some kinds; InputError if there is none."""
-        return first_keywords(self.blocks, *names)
-
-    def numbers(self, name: str) -> list[int]:
-        """Which blocks have a layer of a kind."""
-        return [i for i, block in enumerate(self.blocks) if name in {layer.name for layer in block}]
 
 
 class Rule(NamedTuple):
@@ -271,7 +251,7 @@ class Fields(NamedTuple):
 
     def settings(self, config: ModelConfig, names: Names) -> dict[str, Any]:
         """The inverse of :meth:`config`; InputError if the family has no such model."""
-        return self.write(Written(config, groups(config, names)))
+        return self.write(groups(config, names))
 
     def write(self, model: Written) -> dict[str, Any]:
         """The inverse of :meth:`read`."""

@@ -6,9 +6,9 @@ from typing import Any
 from stateline.errors import InputError
 from stateline.models.convert import fields
 from stateline.models.convert.converter import family
-from stateline.models.convert.fields import Draft, Fields, Rule, Written, field
+from stateline.models.convert.fields import Draft, Fields, Rule, field
 from stateline.models.convert.gpt_neox import activation, activation_back
-from stateline.models.convert.parts import Names
+from stateline.models.convert.parts import Names, Written
 from stateline.models.convert.weights import count
 
 _GPT2 = Names(

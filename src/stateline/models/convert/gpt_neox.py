@@ -7,8 +7,8 @@ from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter, Shapes, family
-from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
-from stateline.models.convert.parts import Names, Part, Place, first_keywords, groups, renamed
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings, field
+from stateline.models.convert.parts import Names, Part, Place, Written, groups, renamed
 from stateline.models.convert.weights import count, number
 from stateline.models.pattern import parse_pattern
 
@@ -139,9 +139,10 @@ def gpt_neox_config(settings: Settings) -> ModelConfig:
 
 def _repeat_after_me_settings(config: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of a model of Repeat After Me, which may have other positions."""
-    attention = first_keywords(groups(config, NAMES), "attention")
+    model = groups(config, NAMES)
+    attention = model.first("attention")
     position = {"position": attention["position"], "masked_heads": attention["masked_heads"]}
-    return _FIELDS.settings(config, NAMES) | position
+    return _FIELDS.write(model) | position
 
 
 def lstm_config(settings: Settings) -> ModelConfig:

@@ -144,8 +144,9 @@ def _read_off(found: Shapes) -> dict[str, Any]:
 
 def h3_settings(config: ModelConfig) -> dict[str, Any]:
     """Settings that do not follow from the tensors; the inverse of :func:`h3_config`."""
-    attention = [mixer.keywords for mixer, _ in groups(config, NAMES) if mixer.name == "attention"]
-    heads = {"num_heads": attention[0]["n_heads"]} if attention else {}
+    model = groups(config, NAMES)
+    attends = bool(model.numbers("attention"))
+    heads = {"num_heads": model.first("attention")["n_heads"]} if attends else {}
     return {"layer_norm_epsilon": config.norm_eps, **heads}
 
 
@@ -165,7 +166,7 @@ def _parts(config: ModelConfig, settings: Settings) -> list[Part]:
         Part(
             "", (f"backbone.layers.{n}.mixer.rotary_emb.inv_freq",), constant=partial(_rates, mixer)
         )
-        for n, (mixer, _) in enumerate(groups(config, NAMES))
+        for n, (mixer, _) in enumerate(groups(config, NAMES).blocks)
         if mixer.name == "attention" and mixer.keywords["position"] == "rope"
     ]
 

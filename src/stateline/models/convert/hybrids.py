@@ -12,9 +12,9 @@ from stateline.models.build import MAX_LAYERS
 from stateline.models.convert import fields
 from stateline.models.convert.converter import family
 from stateline.models.convert.decoders import GRANITE, LOSS, MULTIPLIERS, NAMES
-from stateline.models.convert.fields import Draft, Fields, Rule, Written, field
+from stateline.models.convert.fields import Draft, Fields, Rule, field
 from stateline.models.convert.mamba import dt_rank, unlimited
-from stateline.models.convert.parts import Experts, Names, inner_width
+from stateline.models.convert.parts import Experts, Names, Written, inner_width
 from stateline.models.convert.weights import count, flag, number
 
 _BAMBA = NAMES._replace(
@@ -529,7 +529,7 @@ CONVERTERS = {
         _GRANITE, _FIELDS["granitemoehybrid"], granitemoehybrid="GraniteMoeHybridForCausalLM"
     ),
     "falcon_h1": family(
-        _BAMBA._replace(mixers=("parallel",)),
+        _BAMBA._replace(mixers=("parallel",), branches=_BAMBA.mixers),
         _FIELDS["falcon_h1"],
         falcon_h1="FalconH1ForCausalLM",
     ),

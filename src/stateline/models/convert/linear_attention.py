@@ -6,8 +6,8 @@ from stateline.errors import InputError
 from stateline.models.convert import fields
 from stateline.models.convert.converter import family
 from stateline.models.convert.decoders import LOSS, MIXTRAL, NAMES, all_sparse
-from stateline.models.convert.fields import Draft, Fields, Rule, Written, field
-from stateline.models.convert.parts import Names
+from stateline.models.convert.fields import Draft, Fields, Rule, field
+from stateline.models.convert.parts import Names, Written
 from stateline.models.convert.weights import count, number, section
 
 _MLP = "block_sparse_moe."

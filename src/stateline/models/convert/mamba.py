@@ -8,8 +8,8 @@ from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter
-from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
-from stateline.models.convert.parts import Names, groups, inner_width, renamed
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings, field
+from stateline.models.convert.parts import Names, Written, groups, inner_width, renamed
 from stateline.models.convert.weights import count, section
 
 NAMES = Names(
@@ -227,17 +227,18 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
 
 def mamba_settings(config: ModelConfig) -> dict[str, Any]:
     """The inverse of :func:`mamba_config`."""
-    mixer = groups(config, NAMES)[0][0]
+    model = groups(config, NAMES)
+    mixer = model.blocks[0][0]
     if config.norm != "rms":
         raise InputError("Mamba models of Hugging Face have norm='rms', got 'layer'")
     inside = mixer.name == "mamba" and mixer.keywords["norm_eps"] is not None
     kind = "falcon_mamba" if inside else mixer.name
-    return {"model_type": kind, **_FIELDS[kind].settings(config, NAMES)}
+    return {"model_type": kind, **_FIELDS[kind].write(model)}
 
 
 def official_mamba_settings(config: ModelConfig) -> dict[str, Any]:
     """The inverse of :func:`official_mamba_config`."""
-    model = Written(config, groups(config, NAMES))
+    model = groups(config, NAMES)
     mixer = model.blocks[0][0]
     if mixer.name == "mamba" and mixer.keywords["norm_eps"] is not None:
         raise InputError(

@@ -1,21 +1,19 @@
 """Which tensors of a published model are which of ours, in both directions."""
 
-import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, cycle, repeat
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers import LAYERS, WRAPPERS
+from stateline.layers import LAYERS, WRAPPERS, Stack
 from stateline.layers.base import LOW_PRECISION
-from stateline.models.config import ModelConfig, feed_forward_of
+from stateline.models.config import ModelConfig
 from stateline.models.convert.weights import check_names, some_names
-from stateline.models.pattern import Item, Value, parse_pattern
+from stateline.models.factory import meta_model
 
 BUFFERS = (
     r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$|_attn_buf$|^model\.visual\.|^mtp\."
@@ -53,8 +51,12 @@ class Names(NamedTuple):
 
     Attributes:
         embedding: Embedding of tokens.
-        mixers: Our names of the layers that it supports, besides feed-forwards in blocks of two.
+        mixers: Our names of the layers that it supports, besides ``ends``.
+        ends: Our names of the layers that may follow the mixer in blocks of two.
+        branches: Our names of the layers in a mixer that is a wrapper.
+        wrapper: Our name of the wrapper around all layers, if there is one.
         base: Prefix of all names except the name of the output matrix; some files leave it out.
+        embedding_norm: Normalisation of the embeddings.
         norm: Last normalisation.
         layer: Prefix of the names in layer number ``{}``.
         norms: Normalisations before the mixer and before the feed-forward; a single one if mixers
@@ -81,7 +83,11 @@ class Names(NamedTuple):
 
     embedding: str
     mixers: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ("feed_forward",)
+    branches: tuple[str, ...] = ()
+    wrapper: str = ""
     base: str = ""
+    embedding_norm: str = ""
     norm: str = ""
     layer: str = ""
     norms: tuple[str, ...] = ()
@@ -180,14 +186,12 @@ class Place(NamedTuple):
         here: Prefix of our names.
         keywords: All keywords of the layer.
         names: Names of the format.
-        width: Width of the model.
     """
 
     there: str = ""
     here: str = ""
     keywords: Mapping[str, Any] = {}
     names: Names = Names("")
-    width: int = 0
 
     def same(self, pairs: str, change: Change = SAME) -> list[Part]:
         """Tensors that differ in their names, and by a change if it is given.
@@ -241,72 +245,72 @@ class Place(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One layer of a model: its kind, and all its keywords, defaults included."""
+    """One layer of a model.
+
+    Attributes:
+        name: Its kind.
+        keywords: Its keywords, where derived values stand for defaults, and other attributes.
+        path: Prefix of our names of its tensors.
+        parts: For each layer of the core of a wrapper, the layers in it.
+    """
 
     name: str
     keywords: Mapping[str, Any]
+    path: str
+    parts: tuple[tuple["Layer", ...], ...] = ()
 
 
-def expanded(items: Sequence[Item], config: ModelConfig) -> list[Layer]:
-    """All layers of a part of a pattern, each feed-forward too; InputError for wrappers."""
-    return [layer for item in items for layer in _expand(item, config)]
+def model_layers(config: ModelConfig) -> list[Layer]:
+    """The layers of a model in order, each feed-forward too; InputError if it cannot be built."""
+    kinds = {made: name for table in (LAYERS, WRAPPERS) for name, made in table.items()}
+    return list(_layers(meta_model(config).stack, "stack.", kinds))
 
 
-def _expand(item: Item, config: ModelConfig) -> Iterator[Layer]:
-    for _ in range(item.repeat):
-        if not item.name:
-            for inner in item.core:
-                yield from _expand(inner, config)
-            continue
-        if item.name == "parallel":
-            yield from _side_by_side(item, config)
-            continue
-        if item.name not in LAYERS or item.core:
-            raise InputError(f"{item.name} has no official counterpart, got {config.pattern!r}")
-        yield layer_of(item.name, item.keywords, config)
-        if LAYERS[item.name].wants_feed_forward and config.feed_forward != "none":
-            name, keywords = feed_forward_of(config)
-            yield layer_of(name, keywords, config, inside=True)
+def _layers(module: nn.Module, path: str, kinds: Mapping[type, str]) -> Iterator[Layer]:
+    """The layers in a module."""
+    if type(module) not in kinds:
+        for name, child in module.named_children():
+            yield from _layers(child, f"{path}{name}.", kinds)
+        return
+    children = module.named_children()
+    keywords = {name: len(child) for name, child in children if isinstance(child, nn.ModuleList)}
+    keywords |= {**vars(module.settings or module), **vars(module)}
+    core = getattr(module, "core", None)
+    parts = (
+        tuple(_layers(link, f"{path}core.layers.{i}.", kinds))
+        for i, link in enumerate(core.links if isinstance(core, Stack) else ())
+    )
+    yield Layer(kinds[type(module)], keywords, path, tuple(parts))
 
 
-def _side_by_side(item: Item, config: ModelConfig) -> Iterator[Layer]:
-    """Mixers of one branch as one layer, whose keyword ``branches`` lists them."""
-    bare = replace(config, feed_forward="none")
-    branches = [
-        layer
-        for part in (item.core, *item.others)
-        for inner in part
-        for layer in _expand(inner, bare)
-    ]
-    given = {**config.layers.get(item.name, {}), **item.keywords}
-    if given.get("normalise") or len(branches) != 1 + len(item.others):
-        raise InputError(
-            "models of this family add the outputs of single layers side by side, got "
-            f"{config.pattern!r}"
-        )
-    yield Layer(item.name, {"branches": branches})
-    if config.feed_forward != "none":
-        name, keywords = feed_forward_of(config)
-        yield layer_of(name, keywords, config, inside=True)
+def unwrapped(layers: Iterable[Layer]) -> list[Layer]:
+    """The layers, where a wrapper stands for those in it."""
+    return [one for layer in layers for part in layer.parts or ((layer,),) for one in part]
 
 
-def layer_of(
-    name: str, given: Mapping[str, Value], config: ModelConfig, *, inside: bool = False
-) -> Layer:
-    """A layer or wrapper with all its keywords, from its keywords in the pattern.
+class Written(NamedTuple):
+    """A model of ours in the blocks of a format.
 
-    If it is the feed-forward inside a block, the model's keywords go first.
+    Attributes:
+        config: Its configuration.
+        layers: Its layers.
+        blocks: The same by blocks, without the wrapper of the format.
     """
-    parameters = inspect.signature(LAYERS.get(name) or WRAPPERS[name]).parameters.values()
-    keywords: dict[str, Any] = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    general = config.layers.get(name, {})
-    keywords |= {**given, **general} if inside else {**general, **given}
-    if name in LAYERS and None in keywords.values():
-        with torch.device("meta"):
-            made = LAYERS[name](config.d_model, **keywords)
-        own = {**vars(made.settings or made), **vars(made)}  # with derived defaults
-        keywords |= {n: own.get(n) for n, value in keywords.items() if value is None}
-    return Layer(name, keywords)
+
+    config: ModelConfig
+    layers: Sequence[Layer]
+    blocks: Sequence[tuple[Layer, ...]]
+
+    def first(self, *names: str) -> Mapping[str, Any]:
+        """Keywords of the first layer of some kinds; InputError if there is none."""
+        for layer in (*self.layers, *unwrapped(self.layers)):
+            if layer.name in names:
+                return layer.keywords
+        raise InputError(f"models of this family have at least one layer {names[0]}, got none")
+
+    def numbers(self, name: str) -> list[int]:
+        """Which blocks have a layer of a kind."""
+        return [i for i, block in enumerate(self.blocks) if name in {layer.name for layer in block}]
 
 
 def inner_width(keywords: Mapping[str, Any], config: ModelConfig) -> int:
@@ -314,36 +318,33 @@ def inner_width(keywords: Mapping[str, Any], config: ModelConfig) -> int:
     return int(keywords["expand"] * config.d_model)
 
 
-def groups(config: ModelConfig, names: Names) -> list[tuple[Layer, ...]]:
+def groups(config: ModelConfig, names: Names) -> Written:
     """The layers by blocks of the format: a mixer and its feed-forward, or one; else InputError."""
-    found, size = expanded(parse_pattern(config.pattern), config), len(names.norms)
+    layers, size = model_layers(config), len(names.norms)
+    wrapped = [layer.name for layer in layers] == [names.wrapper]
+    found = unwrapped(layers) if wrapped else layers
     blocks = [tuple(found[at : at + size]) for at in range(0, len(found), size)]
-    ends = {"feed_forward", "moe"} if names.experts else {"feed_forward"}
+    ends = {*names.ends, "moe"} if names.experts else {*names.ends}
     fits = config.block in names.blocks and config.norm != "none" and not config.head_bias
     fits = fits and bool(config.norm_after) <= bool(names.norms_after)
+    fits = fits and wrapped == bool(names.wrapper)
     fits = fits and all(
         mixer.name in names.mixers
+        and all(len(part) == 1 and part[0].name in names.branches for part in mixer.parts)
         and len(rest) == size - 1
         and all(layer.name in ends for layer in rest)
         for mixer, *rest in blocks
     )
     if not fits:
-        followed = ", each followed by a feed-forward," if size > 1 else ""
+        followed = f", each followed by a {names.ends[0]}," if size > 1 else ""
+        inside = f" in {names.wrapper}(...)" if names.wrapper else ""
+        branches = f"({', '.join(names.branches)})" if names.branches else ""
+        mixers = " or ".join(names.mixers) + branches
         raise InputError(
-            f"models of this family consist of {' or '.join(names.mixers)}{followed} in "
+            f"models of this family consist of {mixers}{followed}{inside} in "
             f"{' or '.join(names.blocks)} blocks with norms, got {config.pattern!r}"
         )
-    return blocks
-
-
-def first_keywords(blocks: Sequence[tuple[Layer, ...]], *names: str) -> Mapping[str, Any]:
-    """Keywords of the first layer of some kinds; InputError if there is none."""
-    for layer in (layer for block in blocks for layer in block):
-        for part in layer.keywords.get("branches", [layer]):
-            if part.name in names:
-                found: Mapping[str, Any] = part.keywords
-                return found
-    raise InputError(f"models of this family have at least one layer {names[0]}, got none")
+    return Written(config, layers, blocks)
 
 
 def matched(found: Iterable[str], parts: Sequence[Part], names: Names) -> dict[str, str]:

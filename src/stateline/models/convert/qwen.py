@@ -14,7 +14,8 @@ from stateline.models.convert.decoders import (
     shared_expert,
     some_sparse,
 )
-from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings, field
+from stateline.models.convert.parts import Written
 from stateline.models.convert.weights import count, section
 
 _PARTS = NAMES._replace(mixers=("gated_delta_net", "attention"), inner="linear_attn.")

@@ -3,17 +3,27 @@
 from typing import Any
 
 from stateline.errors import InputError
-from stateline.layers.mixers.rwkv7 import MIXED
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import family
-from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
-from stateline.models.convert.parts import Change, Layer, Names, Part, Place, expanded, layer_of
+from stateline.models.convert.decoder_parts import decoder_parts
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings, field
+from stateline.models.convert.parts import Names, Part, Place, Written, model_layers
 from stateline.models.convert.weights import count, number
-from stateline.models.pattern import parse_pattern
 
 _WRAPPER = "value_residual"
-NAMES = Names(embedding="model.embeddings", base="model.", norm="model.norm")
+NAMES = Names(
+    embedding="model.embeddings",
+    mixers=("rwkv7",),
+    ends=("channel_mixing",),
+    wrapper=_WRAPPER,
+    base="model.",
+    embedding_norm="model.layers.0.pre_norm",
+    norm="model.norm",
+    layer="model.layers.{}.",
+    norms=("attn_norm", "ffn_norm"),
+    inner="attn.",
+)
 
 
 def _read(draft: Draft) -> None:
@@ -35,7 +45,6 @@ def _read(draft: Draft) -> None:
 def _write(model: Written) -> dict[str, Any]:
     time, width = model.first("rwkv7"), model.config.d_model
     return {
-        "num_hidden_layers": len(model.numbers("rwkv7")),
         "a_low_rank_dim": time["rank"],
         "gate_low_rank_dim": time["gate_rank"] or 2 * time["rank"],
         "head_dim": width // time["n_heads"],
@@ -63,68 +72,15 @@ FIELDS = Fields(
 )
 
 
-def _layers(config: ModelConfig) -> tuple[Layer, list[Layer]]:
-    """The wrapper and the layers inside it.
-
-    Raises:
-        InputError: If the model is none of RWKV-7 layers in such a wrapper.
-    """
-    items = parse_pattern(config.pattern)
-    found = expanded(items[0].core, config)
-    kinds = [layer.name for layer in found]
-    fits = config.block == "sequential" and config.norm == "layer" and not config.head_bias
-    one = len(items) == items[0].repeat == 1 and items[0].name == _WRAPPER
-    if not (one and fits and kinds == ["rwkv7", "channel_mixing"] * (len(kinds) // 2)):
-        raise InputError(
-            f"models of this family are {_WRAPPER}((rwkv7 channel_mixing)*n) with norm='layer', "
-            f"got {config.pattern!r}"
-        )
-    return layer_of(_WRAPPER, items[0].keywords, config), found
-
-
-def _settings(config: ModelConfig) -> dict[str, Any]:
-    wrapper, layers = _layers(config)
-    return FIELDS.write(Written(config, [(layer,) for layer in (wrapper, *layers)]))
-
-
-_ROW = Change(lambda t: t.view(1, -1), lambda t: t.view(1, 1, -1))
-_TIME = (
-    "removal:k_k writing:k_a bonus:r_k norm.*:g_norm.* out_proj.weight:o_proj.weight r_proj.weight "
-    "k_proj.weight v_proj.weight decay_in.weight:w_lora.lora.0.weight "
-    "decay_out.weight:w_lora.lora.2.weight decay_bias:w_lora.lora.2.bias "
-    "rate_in.weight:a_lora.lora.0.weight rate_out.weight:a_lora.lora.2.weight "
-    "rate_bias:a_lora.lora.2.bias gate_in.weight:g_lora.lora.0.weight "
-    "gate_out.weight:g_lora.lora.2.weight"
-)
-_CHANNEL = "mix:x_k in_proj.weight:key.weight out_proj.weight:value.weight"
-_VALUES = "down.weight:v_lora.lora.0.weight up.*:v_lora.lora.2.*"
-
-
 def _parts(config: ModelConfig, _: Settings) -> list[Part]:
     """All tensors of a model."""
-    parts = Place().same(f"embedding.weight:{NAMES.embedding}.weight norm.*:{NAMES.norm}.*")
-    if config.embedding_norm:
-        parts += Place().same("embedding_norm.*:model.layers.0.pre_norm.*")
-    if not config.tie_embeddings:
-        parts += Place().same(f"head.weight:{NAMES.head}.weight")
-    for i in range(len(_layers(config)[1]) // 2):
-        there = f"model.layers.{i}."
-        time, channel = (f"stack.layers.0.core.layers.{2 * i + j}." for j in (0, 1))
-        parts += Place(there, time).same("norm.*:attn_norm.*")
-        parts += Place(there, channel).same("norm.*:ffn_norm.*")
-        at = Place(f"{there}attn.", f"{time}layer.")
-        mixed = [f"x_{name}" for name in MIXED]
-        parts.append(at.part("mix", mixed, (1,) * len(mixed), changes=(_ROW,), anywhere=True))
-        parts += at.same(_TIME)
-        parts += Place(f"{there}ffn.", f"{channel}layer.").same(_CHANNEL)
-        if i:
-            parts += at._replace(here=f"stack.layers.0.mixes.{i - 1}.").same(_VALUES)
+    parts = decoder_parts(config, NAMES)
+    (wrapper,) = model_layers(config)
+    for i in range(1, len(wrapper.parts) // 2):
+        place = Place(f"{NAMES.layer.format(i)}attn.v_lora.lora.", f"{wrapper.path}mixes.{i - 1}.")
+        parts += place.same("down.weight:0.weight up.*:2.*")
     return parts
 
 
-CONVERTERS = {
-    "rwkv7": family(NAMES, FIELDS, rwkv7="RWKV7ForCausalLM")._replace(
-        settings=_settings, parts=_parts
-    )
-}
+CONVERTERS = {"rwkv7": family(NAMES, FIELDS, rwkv7="RWKV7ForCausalLM")._replace(parts=_parts)}
 """By ``model_type``."""

@@ -286,7 +286,7 @@ def _s5(official: Tensors) -> list[Part]:
 
 def _h3(official: Tensors) -> list[Part]:
     heads, width = len(official["D"]), len(official["ssm_k_D"])
-    return h3_parts(Place("", "", {"d_head": width // heads}, width=width))
+    return h3_parts(Place("", "", {"d_model": width, "d_head": width // heads}))
 
 
 def _h3_pytorch(official: Tensors) -> list[Part]:

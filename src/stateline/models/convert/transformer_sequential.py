@@ -6,7 +6,7 @@ from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.convert.converter import Converter
 from stateline.models.convert.fields import Settings
-from stateline.models.convert.parts import Change, Names, Part, Place
+from stateline.models.convert.parts import Change, Names, Part, Place, model_layers, unwrapped
 from stateline.models.convert.weights import count
 from stateline.models.pattern import Value
 
@@ -67,7 +67,7 @@ def _kind(settings: Settings) -> str:
     return str(kind)
 
 
-def transformer_sequential_parts(_: ModelConfig, settings: Settings) -> list[Part]:
+def transformer_sequential_parts(config: ModelConfig, settings: Settings) -> list[Part]:
     """All tensors, by our names and the official ones."""
     kind = _kind(settings)
     prefix = "transformer." if kind in ("staircase", "cached_staircase") else ""
@@ -76,8 +76,10 @@ def transformer_sequential_parts(_: ModelConfig, settings: Settings) -> list[Par
         parts += Place().same("norm.*:out_norm.*")
     if kind == "feedback":
         parts += Place().same("stack.layers.0.mixture:single_memory_attn_params", _MIXTURE)
-    for layer, (attention, feed_forward) in enumerate(_places(settings, kind)):
-        at = Place(f"{prefix}layers.{layer}.", f"{attention}.")
+    branches = [layer.path.removesuffix("layer.") for layer in unwrapped(model_layers(config))]
+    pairs = zip(branches[::2], branches[1::2], strict=True)
+    for layer, (attention, feed_forward) in enumerate(pairs):
+        at = Place(f"{prefix}layers.{layer}.", attention)
         parts += at.same("layer.position_keys:attn.attn.key_pe", _DISTANCES)
         keys = at.part(
             "layer.kv_proj.weight",
@@ -90,7 +92,7 @@ def transformer_sequential_parts(_: ModelConfig, settings: Settings) -> list[Par
             "layer.q_proj.weight:attn.proj_query.weight layer.out_proj.weight:attn.proj_out.weight "
             "norm.*:norm1.*"
         )
-        at = at._replace(here=f"{feed_forward}.")
+        at = at._replace(here=feed_forward)
         parts += at.same("norm.*:norm2.* layer.in_proj.*:ff.fc1.* layer.out_proj.*:ff.fc2.*")
     return parts
 
@@ -126,16 +128,6 @@ def _repeats_layers(settings: Settings) -> bool:
     if order == [layer for layer in range(n_layers) for _ in range(passes)]:
         return True
     raise InputError(f"a ladder's order must be ABAB or AABB, got {order}")
-
-
-def _places(settings: Settings, kind: str) -> list[tuple[str, str]]:
-    """Our prefixes of the attention and the feed-forward of each layer."""
-    n_layers = count(settings, "nlayers")
-    if kind == "ladder" and _repeats_layers(settings):
-        cores = [f"stack.layers.{layer}.core.layers" for layer in range(n_layers)]
-        return [(f"{core}.0", f"{core}.1") for core in cores]
-    core = "stack.layers" if kind == "transformer_xl" else "stack.layers.0.core.layers"
-    return [(f"{core}.{2 * layer}", f"{core}.{2 * layer + 1}") for layer in range(n_layers)]
 
 
 CONVERTERS = {

@@ -1,26 +1,36 @@
 """Zamba2: Mamba-2 layers, and transformers with adapters that stand at several depths."""
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import family
-from stateline.models.convert.decoder_parts import layer_parts
-from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written
-from stateline.models.convert.parts import Layer, Names, Part, Place, expanded, layer_of
+from stateline.models.convert.decoder_parts import decoder_parts
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings
+from stateline.models.convert.parts import (
+    Layer,
+    Names,
+    Part,
+    Place,
+    Written,
+    groups,
+    inner_width,
+)
 from stateline.models.convert.weights import count, flag
-from stateline.models.pattern import parse_pattern, runs
+from stateline.models.pattern import runs
 
 _KIND = "shared_transformer"
 NAMES = Names(
     embedding="model.embed_tokens",
     mixers=("mamba2",),
+    wrapper=_KIND,
     base="model.",
     norm="model.final_layernorm",
     layer="model.layers.{}.",
+    norms=("input_layernorm",),
     inner="mamba.",
 )
 _HYBRID = ("hybrid",)
@@ -61,17 +71,13 @@ def _read(draft: Draft) -> None:
 
 def _write(model: Written) -> dict[str, Any]:
     shared, mamba2 = model.first(_KIND), model.first("mamba2")
-    _, parts = _item(model.config)
-    words = [
-        _HYBRID[0] if j == 0 and (i or shared["first"]) else _PLAIN[0]
-        for i, part in enumerate(parts)
-        for j, _ in enumerate(part)
-    ]
+    starts = _starts(model.layers[0])
     return {
-        "num_hidden_layers": len(words),
-        "layers_block_type": words,
+        "layers_block_type": [
+            _HYBRID[0] if i in starts else _PLAIN[0] for i, _ in enumerate(model.blocks)
+        ],
         "mamba_expand": int(mamba2["expand"]),
-        "n_mamba_heads": int(mamba2["expand"] * model.config.d_model) // mamba2["d_head"],
+        "n_mamba_heads": inner_width(mamba2, model.config) // mamba2["d_head"],
         "intermediate_size": shared["d_hidden"],
         "num_key_value_heads": shared["n_heads"],
         "use_mem_rope": shared["position"] == "rope",
@@ -128,60 +134,25 @@ def _hybrid(settings: Settings) -> list[bool]:
     return found
 
 
-def _item(config: ModelConfig) -> tuple[Mapping[str, Any], list[list[Layer]]]:
-    """The keywords of the wrapper, and the layers of its parts.
-
-    Raises:
-        InputError: If the model is none of Mamba-2 layers in such a wrapper.
-    """
-    items = parse_pattern(config.pattern)
-    item = items[0]
-    parts = [expanded(part, config) for part in (item.core, *item.others) if part]
-    plain = config.tie_embeddings and all(
-        layer.name == "mamba2" for part in parts for layer in part
-    )
-    fits = config.block == "sequential" and config.norm == "rms" and not config.head_bias
-    if len(items) > 1 or item.repeat > 1 or item.name != _KIND or not plain or not fits:
-        raise InputError(
-            f"models of this family are {_KIND}(mamba2, ...) with norm='rms' and tied embeddings, "
-            f"got {config.pattern!r}"
-        )
-    keywords = layer_of(item.name, item.keywords, config).keywords
-    return {**keywords, "d_hidden": keywords["d_hidden"] or 4 * config.d_model}, parts
-
-
-def _settings(config: ModelConfig) -> dict[str, Any]:
-    shared, parts = _item(config)
-    layers = [(layer,) for part in parts for layer in part]
-    return FIELDS.write(Written(config, [(Layer(_KIND, shared),), *layers]))
+def _starts(wrapper: Layer) -> list[int]:
+    """Numbers of the layers before which a transformer stands."""
+    starts = accumulate((len(part) for part in wrapper.parts[:-1]), initial=0)
+    return list(starts)[not wrapper.keywords["first"] :]
 
 
 def _parts(config: ModelConfig, _: Settings) -> list[Part]:
     """All tensors of a model."""
-    shared, blocks = _item(config)
-    parts = Place().same(
-        f"embedding.weight:{NAMES.embedding}.weight norm.weight:{NAMES.norm}.weight"
-    )
-    at, places = 0, []
-    for i, layers in enumerate(blocks):
-        for j, layer in enumerate(layers):
-            here = f"stack.layers.0.core.layers.{i}." + (f"layers.{j}." if len(layers) > 1 else "")
-            there = NAMES.layer.format(at)
-            if j == 0 and (i or shared["first"]):
-                places.append(there)
-                there += "mamba_decoder."
-            parts += Place(there, here).same("norm.weight:input_layernorm.weight")
-            place = Place(there, f"{here}layer.", layer.keywords, NAMES, config.d_model)
-            parts += layer_parts("mamba2", place)
-            at += 1
-    for i, there in enumerate(places):
-        first = places[i % shared["blocks"]]
-        place = Place(f"{first}shared_transformer.", f"stack.layers.0.places.{i}.", shared)
-        parts += place._replace(there=there).same("out_proj.weight:linear.weight")
+    (wrapper,) = groups(config, NAMES).layers
+    shared, starts = wrapper.keywords, _starts(wrapper)
+    parts = decoder_parts(config, NAMES, lambda i: "mamba_decoder." if i in starts else "")
+    for i, start in enumerate(starts):
+        here, there = f"{wrapper.path}places.{i}.", NAMES.layer.format(start)
+        parts += Place(there, here).same("out_proj.weight:linear.weight")
+        first = NAMES.layer.format(starts[i % shared["blocks"]])
+        place = Place(f"{first}shared_transformer.", here, shared)
         parts += _adapters(place, i)
         if first == there:
-            place = place._replace(here=f"stack.layers.0.blocks.{i}.", width=2 * config.d_model)
-            parts += _block(place)
+            parts += _block(place._replace(here=f"{wrapper.path}blocks.{i}."))
     return parts
 
 
@@ -201,9 +172,9 @@ def _adapters(at: Place, i: int) -> list[Part]:
 
 def _block(at: Place) -> list[Part]:
     """The tensors that all depths of a transformer share."""
-    bias = at.keywords["bias"]
+    bias, width = at.keywords["bias"], 2 * at.keywords["d_model"]
     return [
-        *at.linear("qkv", [f"self_attn.{name}_proj" for name in "qkv"], False, [at.width] * 3),
+        *at.linear("qkv", [f"self_attn.{name}_proj" for name in "qkv"], False, [width] * 3),
         *at.linear("up", ["feed_forward.gate_up_proj"], bias),
         *at.linear("down", ["feed_forward.down_proj"], bias),
         *at.same(
@@ -213,9 +184,5 @@ def _block(at: Place) -> list[Part]:
     ]
 
 
-CONVERTERS = {
-    "zamba2": family(NAMES, FIELDS, zamba2="Zamba2ForCausalLM")._replace(
-        settings=_settings, parts=_parts
-    )
-}
+CONVERTERS = {"zamba2": family(NAMES, FIELDS, zamba2="Zamba2ForCausalLM")._replace(parts=_parts)}
 """By ``model_type``."""
