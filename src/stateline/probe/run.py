@@ -242,31 +242,27 @@ def _measure(
         asked = ask(reader, task, length, n, material, rows=settings.rows, seed=settings.seed)
     except NoExamples as error:
         asked = Asked([], 0, [], [], str(error))
-    point = Point(
+    seconds, sample = 0.0, None
+    if not asked.skipped:
+        seconds, first = time.perf_counter() - start, asked.examples[0]
+        sample = Sample(
+            prompt=first.prompt[-_SHOWN:],
+            accepted=list(first.accepted),
+            text=asked.texts[0][:_SHOWN],
+        )
+    starts = range(0, len(asked.scores), settings.examples)
+    batches = [asked.scores[i : i + settings.examples] for i in starts]
+    return Point(
         model=reader.name,
         task=task,
         length=length,
         key=key,
-        exact_match=[],
-        f1=[],
-        prompt_tokens=asked.prompt_tokens,
-        seconds=0.0,
-        skipped=asked.skipped,
-    )
-    if asked.skipped:
-        return point
-    batches = [asked.scores[i : i + settings.examples] for i in range(0, n, settings.examples)]
-    first = asked.examples[0]
-    return msgspec.structs.replace(
-        point,
         exact_match=[statistics.fmean(match for match, _ in batch) for batch in batches],
         f1=[statistics.fmean(f1 for _, f1 in batch) for batch in batches],
-        seconds=time.perf_counter() - start,
-        sample=Sample(
-            prompt=first.prompt[-_SHOWN:],
-            accepted=list(first.accepted),
-            text=asked.texts[0][:_SHOWN],
-        ),
+        prompt_tokens=asked.prompt_tokens,
+        seconds=seconds,
+        skipped=asked.skipped,
+        sample=sample,
     )
 
 
