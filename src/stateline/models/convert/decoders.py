@@ -147,8 +147,7 @@ def some_sparse(
         dense = fields.layer_indices(settings, "mlp_only_layers") or []
         name = newer if newer in settings else "num_experts"
         experts = count(settings, name, n, least=0)
-        if settings.get("num_experts", experts) != experts:
-            raise InputError(f"num_experts must be {newer}, {experts!r:.20}, or missing")
+        fields.agree(settings, num_experts=experts)
         draft.put("moe.experts", experts)
         places = ((i + 1) % step == 0 and i not in dense for i in range(depth))
         draft.sparse = [experts > 0 and place for place in places]

@@ -54,6 +54,13 @@ def layer_indices(settings: Settings, name: str) -> list[int] | None:
     return found
 
 
+def agree(settings: Settings, **wanted: Any) -> None:
+    """Check fields that follow from others; InputError for a value that is neither null nor so."""
+    for name, value in wanted.items():
+        if settings.get(name) not in (None, value):
+            raise InputError(f"{name} must be {value!r:.80} here, got {settings[name]!r:.80}")
+
+
 class Draft:
     """Our configuration while a ``config.json`` is read.
 

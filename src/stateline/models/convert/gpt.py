@@ -93,14 +93,6 @@ def _write_local(model: Written) -> dict[str, Any]:
     return {"attention_types": types, **window}
 
 
-def _read_width(draft: Draft) -> None:
-    width = draft.model["d_model"]
-    if (given := draft.settings.get("word_embed_proj_dim", width)) != width:
-        raise InputError(
-            f"word_embed_proj_dim={given!r:.80} is not supported, only the hidden_size, {width}"
-        )
-
-
 _EPS = field("layer_norm_epsilon", "norm_eps", 1e-5)
 _LONGEST = field("max_position_embeddings", "max_len")
 _FIXED = {"norm": "layer", "attention.bias": True, "feed_forward.bias": True}
@@ -141,7 +133,7 @@ _OPT_FIELDS = Fields(
         *(field("enable_bias", f"{p}.bias", True) for p in ("attention", "feed_forward")),
         Rule(
             "word_embed_proj_dim",
-            _read_width,
+            lambda draft: fields.agree(draft.settings, word_embed_proj_dim=draft.model["d_model"]),
             lambda model: {"word_embed_proj_dim": model.config.d_model},
         ),
     ),

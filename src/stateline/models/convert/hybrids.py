@@ -133,12 +133,8 @@ def _read_bamba(draft: Draft) -> None:
     given = {**settings, "partial_rotary_factor": 0.5}
     draft.layers["attention"] |= fields.rope_keywords(given, fraction=0.5)
     fraction = float(draft.layers["attention"].get("rotary_fraction", 1))
-    rotated = fields.head_width(settings) * fraction
-    if settings.get("attn_rotary_emb", rotated) != rotated:
-        raise InputError(
-            f"attn_rotary_emb={settings['attn_rotary_emb']!r:.20} is not read by transformers, "
-            f"which rotates {rotated:g} entries of each head"
-        )
+    # transformers does not read it
+    fields.agree(settings, attn_rotary_emb=round(fields.head_width(settings) * fraction))
 
 
 def _write_bamba(model: Written) -> dict[str, Any]:
@@ -278,11 +274,7 @@ def _read_nemotron(draft: Draft) -> None:
     inner = count(settings, "mamba_num_heads", 128) * draft.layers["mamba2"]["d_head"]
     draft.put("mamba2.expand", inner / draft.model["d_model"])
     draft.put("mamba2.min_step", number(settings, "time_step_min", 1e-3))
-    if settings.get("attention_head_dim", wanted := settings["head_dim"]) != wanted:
-        raise InputError(
-            f"attention_head_dim={settings['attention_head_dim']!r:.20} is not read by "
-            f"transformers, which takes head_dim, {wanted!r:.20}"
-        )
+    fields.agree(settings, attention_head_dim=settings["head_dim"])  # transformers reads head_dim
     # a list of words, or a text with a sign for each layer
     stated = next((settings[name] for name in _LISTS.split() if settings.get(name)), None)
     known = _SIGNS if isinstance(stated, str) else _KINDS | _OLD_KINDS

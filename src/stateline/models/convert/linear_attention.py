@@ -55,13 +55,8 @@ def _kimi_kinds(draft: Draft) -> list[str]:
 
 def _read_latent(draft: Draft) -> None:
     latent = draft.layers["latent_attention"]
-    for name, wanted, default in (
-        ("v_head_dim", latent["d_head"], 128),
-        ("num_key_value_heads", latent["n_heads"], 32),
-    ):
-        given = draft.settings.get(name, default)
-        if given != wanted and (given is not None or name == "v_head_dim"):
-            raise InputError(f"{name} must be {wanted} here, got {given!r:.20}")
+    given = {"v_head_dim": 128, "num_key_value_heads": 32, **draft.settings}
+    fields.agree(given, v_head_dim=latent["d_head"], num_key_value_heads=latent["n_heads"])
 
 
 def _write_latent(model: Written) -> dict[str, Any]:
@@ -233,9 +228,7 @@ def _read_defaults(draft: Draft) -> None:
 def _read_xlstm(draft: Draft) -> None:
     settings, width = draft.settings, draft.model["d_model"]
     n = fields.layer_count(settings)
-    for name, wanted in (("embedding_dim", width), ("num_blocks", n)):
-        if settings.get(name, wanted) not in (None, wanted):
-            raise InputError(f"{name} must be {wanted} or missing, got {settings[name]!r:.20}")
+    fields.agree(settings, embedding_dim=width, num_blocks=n)
     draft.mixers = ["mlstm"] * n
 
     def factor(name: str, default: float) -> float:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import family
@@ -32,10 +31,9 @@ def _read(draft: Draft) -> None:
     heads = width // count(given, "head_dim", 64)
     if "head_dim" not in given:  # otherwise the code does not read the number
         heads = count(given, "num_heads", heads)
-    rank = draft.layers["rwkv7"]["rank"]
-    for name, wanted in (("a_low_rank_dim", (rank,)), ("value_dim", (width, [width] * n))):
-        if given.get(name, 64 if name == "a_low_rank_dim" else width) not in wanted:
-            raise InputError(f"{name} must be {wanted[0]} here, got {given.get(name, 64)!r:.80}")
+    fields.agree({"a_low_rank_dim": 64, **given}, a_low_rank_dim=draft.layers["rwkv7"]["rank"])
+    if given.get("value_dim") != [width] * n:
+        fields.agree(given, value_dim=width)
     draft.put("rwkv7.n_heads", heads)
     hidden = -(-int(number(given, "hidden_ratio", 4.0) * width) // 32) * 32
     draft.put("channel_mixing.d_hidden", count(given, "intermediate_size", hidden))

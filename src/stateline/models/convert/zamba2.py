@@ -44,18 +44,17 @@ def _read(draft: Draft) -> None:
     d_head = expand * width // n_heads
     draft.layers["mamba2"] |= {"expand": float(expand), "d_head": d_head}
     heads, starts = shared["n_heads"], [i for i, is_hybrid in enumerate(hybrid) if is_hybrid]
-    for name, wanted in (
-        ("attention_head_dim", 2 * width // heads),
-        ("head_dim", 2 * width // heads),
-        ("attention_hidden_size", 2 * width),
-        ("hybrid_layer_ids", starts),
-        ("kv_channels", width // heads),
-        ("mamba_headdim", d_head),
-        ("num_key_value_heads", heads),
-        ("num_query_groups", heads),
-    ):
-        if (given := settings.get(name, wanted)) != wanted and given is not None:
-            raise InputError(f"{name} must be {wanted!r:.80} here, got {given!r:.80}")
+    fields.agree(
+        settings,
+        attention_head_dim=2 * width // heads,
+        head_dim=2 * width // heads,
+        attention_hidden_size=2 * width,
+        hybrid_layer_ids=starts,
+        kv_channels=width // heads,
+        mamba_headdim=d_head,
+        num_key_value_heads=heads,
+        num_query_groups=heads,
+    )
     if settings.get("intermediate_size"):
         shared["d_hidden"] = count(settings, "intermediate_size")
     rope: Mapping[str, Any] = {"position": "none"}
