@@ -64,7 +64,7 @@ class Around(SequenceLayer[Any]):
 class Branch(Around):
     """A layer on a residual branch.
 
-    Abstract: subclasses say how the stream enters the layer and how the layer's output joins it.
+    Abstract: subclasses say where the norm stands.
 
     Args:
         layer: Any sequence layer.
@@ -93,10 +93,10 @@ class Branch(Around):
         """The layer."""
         return self.layer
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:
         """The scaled stream plus the scaled output of the layer, some of it dropped in training."""
         y = self.dropout(y) if self.dropout.rate else y
-        x = x if self.stream_multiplier == 1 else x * self.stream_multiplier
+        x = kept if self.stream_multiplier == 1 else kept * self.stream_multiplier
         return x + (y if self.multiplier == 1 else y * self.multiplier)
 
 
@@ -107,17 +107,13 @@ class Residual(Branch):
         """The normalised stream, and the stream."""
         return self.norm(x), x
 
-    def leave(self, kept: Tensor, y: Tensor) -> Tensor:
-        """The sum of stream and output."""
-        return self.add(kept, y)
-
 
 class PostNorm(Branch):
     """A post-norm residual branch, as in the first Transformer: ``norm(x + layer(x))``."""
 
     def leave(self, kept: Tensor, y: Tensor) -> Tensor:
         """The normalised sum of stream and output."""
-        return self.norm(self.add(kept, y))
+        return self.norm(super().leave(kept, y))
 
 
 class NormAfter(Branch):
@@ -125,7 +121,7 @@ class NormAfter(Branch):
 
     def leave(self, kept: Tensor, y: Tensor) -> Tensor:
         """The sum of the stream and the normalised output."""
-        return self.add(kept, self.norm(y))
+        return super().leave(kept, self.norm(y))
 
 
 class NormedResidual(Branch):
@@ -135,10 +131,6 @@ class NormedResidual(Branch):
         """The normalised stream, twice."""
         h = self.norm(x)
         return h, h
-
-    def leave(self, kept: Tensor, y: Tensor) -> Tensor:
-        """The sum of the normalised stream and the output."""
-        return self.add(kept, y)
 
 
 class Composite(SequenceLayer[tuple[Any, ...]]):
@@ -236,7 +228,7 @@ class ParallelResidual(Composite):
         """Add the outputs of all branches to their common input."""
         y = x
         for branch in cast("list[Residual]", self.branches):
-            y = branch.add(y, call(branch.layer, branch.norm(x)))
+            y = branch.leave(y, call(branch.layer, branch.norm(x)))
         return y
 
 
