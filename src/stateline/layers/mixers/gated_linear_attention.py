@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.linear_attention import LinearAttentionState, MatrixAttention, expanded
+from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
 from stateline.settings import at_least
 
@@ -66,12 +65,7 @@ class GatedLinearAttention(MatrixAttention):
         self.norm = nn.RMSNorm(d_value, eps=norm_eps)
         self.out_proj = Linear(n_heads * d_value, d_model, bias=False)
 
-    def signals(
-        self,
-        x: Tensor,
-        state: LinearAttentionState,  # noqa: ARG002
-        starts: Documents | None = None,  # noqa: ARG002
-    ) -> tuple[Any, ...]:
+    def signals(self, x: Tensor, *_: Any) -> tuple[Any, ...]:
         """Scaled queries, keys, values, the decays of their entries, and the gate."""
         q, k, v, gate, low = self.in_proj(x).split(self.sizes, dim=-1)
         decay = F.logsigmoid(self.decay_proj(low)) / self.temperature

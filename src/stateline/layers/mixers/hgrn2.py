@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.linear_attention import LinearAttentionState, MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
@@ -73,12 +72,7 @@ class HGRN2(MatrixAttention):
         self.norm = nn.RMSNorm(d_model, eps=norm_eps)
         self.out_proj = Linear(d_model, d_model, bias=False)
 
-    def signals(
-        self,
-        x: Tensor,
-        state: LinearAttentionState,
-        starts: Documents | None = None,  # noqa: ARG002
-    ) -> tuple[Any, ...]:
+    def signals(self, x: Tensor, state: LinearAttentionState, *_: Any) -> tuple[Any, ...]:
         """Queries, keys, values and the logarithms of the forget gates; there is no gate."""
         q, f, v = self.in_proj(x).split(self.sizes, dim=-1)
         q, f, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, f, v))

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.derived import derived
-from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
-from stateline.layers.mixers.linear_attention import LinearAttentionState, MatrixAttention
+from stateline.layers.mixers.linear_attention import MatrixAttention
 
 
 class LightningAttention(MatrixAttention):
@@ -70,12 +69,7 @@ class LightningAttention(MatrixAttention):
         heads = torch.arange(1, self.n_heads + 1, device=weight.device, dtype=dtype)
         return -self.decay_scale * torch.exp2(-8 * heads / self.n_heads)
 
-    def signals(
-        self,
-        x: Tensor,
-        state: LinearAttentionState,  # noqa: ARG002
-        starts: Documents | None = None,  # noqa: ARG002
-    ) -> tuple[Any, ...]:
+    def signals(self, x: Tensor, *_: Any) -> tuple[Any, ...]:
         """Queries, keys, values, the decays of the heads, and the gate."""
         joint = F.silu(self.qkv(x)).unflatten(-1, (self.n_heads, 3, self.d_head))
         q, k, v = joint.unbind(dim=-2)

@@ -72,6 +72,7 @@ class MatrixAttention(SequenceLayer[Any]):
         x: Float[Tensor, "batch *length d_model"],
         state: Any,
         starts: Documents | None = None,
+        /,
     ) -> tuple[Any, ...]:
         """Queries, keys, values (..., head, entry), logarithmic decays, and what ``read`` needs."""
 
@@ -208,12 +209,7 @@ class LinearAttention(MatrixAttention):
         features = 4.0 * self.n_features * self.d_model if self.feature == "random" else 0
         return super().flops_per_token(length) + features
 
-    def signals(
-        self,
-        x: Tensor,
-        state: LinearAttentionState,  # noqa: ARG002
-        starts: Documents | None = None,  # noqa: ARG002
-    ) -> tuple[Any, ...]:
+    def signals(self, x: Tensor, *_: Any) -> tuple[Any, ...]:
         """Features of queries and keys, and values; nothing decays, and there is no gate."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
         feature = FEATURES.get(self.feature, self._random_features)
