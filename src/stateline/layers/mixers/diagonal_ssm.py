@@ -185,9 +185,8 @@ class DiagonalSSM(DiagonalRecurrence):
         self.settings = its
         self.log_dt = nn.Parameter(uniform_log_dt(its.dt_min, its.dt_max, d_model))
         self.log_decay = nn.Parameter(torch.full((copies, modes), _DECAYS[its.real_transform][1]))
-        self.frequency = nn.Parameter(torch.empty(copies, modes))
-        with torch.no_grad():
-            self.frequency.copy_(diagonal_frequencies(its.init, modes))
+        frequency = diagonal_frequencies(its.init, modes)
+        self.frequency = nn.Parameter(torch.empty(copies, modes).copy_(frequency))
         self.b = nn.Parameter(torch.tensor([1.0, 0.0]).repeat(copies, modes, 1))
         self.c = nn.Parameter(torch.randn(outputs, modes, 2) * 0.5**0.5)
         self.skip = nn.Parameter(torch.randn(outputs))

@@ -48,13 +48,12 @@ class DSSModes(SequenceLayer[StateT]):
         modes, outputs = settings.d_state, settings.n_outputs * d_model
         real = torch.full((modes,), 0.5)
         frequency = -normal_form("legs", 2 * modes).values[:, 1]
+        frequency = frequency.log() if settings.exp_frequency else frequency
         # As in the official code, the real and the imaginary part start with the same step.
         log_dt = uniform_log_dt(settings.dt_min, settings.dt_max, d_model, 1)
         self.log_dt = nn.Parameter(log_dt if settings.tie_dt else log_dt.repeat(1, 2))
         self.real = nn.Parameter(real.log() if settings.kernel == "exp" else -real)
-        self.frequency = nn.Parameter(torch.empty(modes))
-        with torch.no_grad():
-            self.frequency.copy_(frequency.log() if settings.exp_frequency else frequency)
+        self.frequency = nn.Parameter(torch.empty(modes).copy_(frequency))
         self.c = nn.Parameter(torch.randn(outputs, modes, 2))
         self.skip = nn.Parameter(torch.randn(outputs))
 

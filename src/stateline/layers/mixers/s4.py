@@ -62,15 +62,10 @@ class S4SSM(ChannelSSM):
         self.settings = its
         values, low_rank, b = diagonal_plus_low_rank("legs", its.d_state)
         self.log_dt = nn.Parameter(uniform_log_dt(its.dt_min, its.dt_max, d_model))
-        self.log_decay = nn.Parameter(torch.empty(copies, modes))
-        self.frequency = nn.Parameter(torch.empty(copies, modes))
-        self.p = nn.Parameter(torch.empty(copies, modes, 2))
-        self.b = nn.Parameter(torch.empty(copies, modes, 2))
-        with torch.no_grad():
-            self.log_decay.copy_((-values[:, 0]).log())
-            self.frequency.copy_(values[:, 1])
-            self.p.copy_(low_rank[0])
-            self.b.copy_(b)
+        self.log_decay = nn.Parameter(torch.empty(copies, modes).copy_((-values[:, 0]).log()))
+        self.frequency = nn.Parameter(torch.empty(copies, modes).copy_(values[:, 1]))
+        self.p = nn.Parameter(torch.empty(copies, modes, 2).copy_(low_rank[0]))
+        self.b = nn.Parameter(torch.empty(copies, modes, 2).copy_(b))
         self.c = nn.Parameter(torch.randn(outputs, modes, 2) * 0.5**0.5)
         self.skip = nn.Parameter(torch.randn(outputs))
 

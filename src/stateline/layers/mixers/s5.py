@@ -72,15 +72,14 @@ class S5SSM(SequenceLayer[S5State]):
         values, vectors = _basis(size, its.conj_sym)
         modes = its.n_blocks * len(values)
         self.log_dt = nn.Parameter(uniform_log_dt(its.dt_min, its.dt_max, modes))
-        self.real = nn.Parameter(torch.empty(modes))
-        self.frequency = nn.Parameter(torch.empty(modes))
+        real, frequency = values.repeat(its.n_blocks, 1).unbind(dim=-1)
+        self.real = nn.Parameter(torch.empty(modes).copy_(real))
+        self.frequency = nn.Parameter(torch.empty(modes).copy_(frequency))
         self.b = nn.Parameter(torch.empty(modes, d_model, 2))
         self.c = nn.Parameter(self.random_readout(n_outputs))
         self.skip = nn.Parameter(torch.randn(n_outputs * d_model))
         b = torch.randn(its.n_blocks, size, d_model) / its.d_state**0.5
         with torch.no_grad():
-            self.real.copy_(values[:, 0].repeat(its.n_blocks))
-            self.frequency.copy_(values[:, 1].repeat(its.n_blocks))
             self.b.copy_(torch.einsum("nmz,jnh->jmhz", conjugate(vectors).to(b), b).flatten(0, 1))
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> S5State:  # noqa: ARG002

@@ -41,9 +41,7 @@ class ShiftSSM(FiniteFilter):
         super().__init__(d_model)
         at_least(1, d_state=d_state)
         self.filter_len = self.d_state = d_state
-        self.b = nn.Parameter(torch.zeros(d_model, d_state))
-        with torch.no_grad():
-            self.b[:, 0] = 1
+        self.b = nn.Parameter(torch.eye(1, d_state).repeat(d_model, 1))
         self.c = nn.Parameter(torch.empty(d_model, d_state).uniform_(-1, 1) / math.sqrt(d_state))
         self.skip = nn.Parameter(torch.randn(d_model))
 
