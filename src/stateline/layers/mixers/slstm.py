@@ -8,14 +8,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates
 from stateline.layers.mixers.finite_filter import FiniteFilterState
-from stateline.layers.mixers.heads import check_normalised
+from stateline.layers.mixers.heads import check_normalised, head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.ops import SLSTMCell, slstm
 from stateline.ops.slstm import empty_cell
-from stateline.settings import at_least
 
 
 @accumulates("h", "c", "n", "m")
@@ -72,12 +70,9 @@ class SLSTM(SequenceLayer[SLSTMState]):
         self, d_model: int, *, n_heads: int = 4, d_conv: int = 4, norm_eps: float = 1e-5
     ) -> None:
         super().__init__(d_model)
-        at_least(1, n_heads=n_heads)
-        if d_model % n_heads:
-            raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
-        self.n_heads, self.d_head = n_heads, d_model // n_heads
+        _, self.d_head = head_sizes(d_model, n_heads, None, None)
         check_normalised(d_model, n_heads, self.d_head)
-        self.d_conv, self.norm_eps = d_conv, norm_eps
+        self.n_heads, self.d_conv, self.norm_eps = n_heads, d_conv, norm_eps
         self.conv = ShortConv(d_model, taps=d_conv)
         scale = (2 / (5 * self.d_head)) ** 0.5
         square = n_heads, self.d_head, 4, self.d_head
