@@ -35,14 +35,24 @@ class Mamba2State(NamedTuple):
     h: Float[Tensor, "batch head d_state d_head"]
 
 
-def default_head(inner: int) -> int:
-    """Inner channels of a head: the largest number up to 64 that divides all.
+def head_width(inner: int, d_head: int | None, n_groups: int) -> int:
+    """Inner channels of a head: by default the largest number up to 64 that divides all.
+
+    Raises:
+        InputError: If it does not divide them, or the groups do not divide the heads.
 
     Example:
-        >>> default_head(96)
+        >>> head_width(96, None, n_groups=1)
         48
     """
-    return max(size for size in range(1, min(inner, 64) + 1) if inner % size == 0)
+    if d_head is None:
+        d_head = max(size for size in range(1, min(inner, 64) + 1) if inner % size == 0)
+    if d_head < 1 or inner % d_head or inner // d_head % n_groups:
+        raise InputError(
+            "d_head must divide expand * d_model, and n_groups the number of heads, "
+            f"got {d_head=}, {n_groups=} and expand * d_model = {inner}"
+        )
+    return d_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,19 +101,13 @@ class Mamba2Settings:
         Raises:
             InputError: If a size is not positive, or one does not divide the other.
         """
-        inner, d_head = int(self.expand * d_model), self.d_head
+        inner = int(self.expand * d_model)
         if min(inner, self.d_state, self.n_groups) < 1:
             raise InputError(
                 "d_state, n_groups and expand * d_model must be at least 1, "
                 f"got d_state={self.d_state}, n_groups={self.n_groups} and {inner}"
             )
-        d_head = default_head(inner) if d_head is None else d_head
-        if d_head < 1 or inner % d_head or inner // d_head % self.n_groups:
-            raise InputError(
-                "d_head must divide expand * d_model, and n_groups the number of heads, "
-                f"got {d_head=}, n_groups={self.n_groups} and expand * d_model = {inner}"
-            )
-        return replace(self, d_head=d_head)
+        return replace(self, d_head=head_width(inner, self.d_head, self.n_groups))
 
 
 @keywords_from(Mamba2Settings)

@@ -13,7 +13,7 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.mamba2 import default_head
+from stateline.layers.mixers.mamba2 import head_width
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.ops import LinearSignals, linear_attention
 from stateline.ops.linear_attention import CHUNK
@@ -114,12 +114,7 @@ class Mamba3(SequenceLayer[Mamba3State]):
                 "rope_fraction must be from 0 to 1, and pairs 'adjacent' or 'halves', "
                 f"got {rope_fraction=} and {pairs=}"
             )
-        d_head = default_head(self.d_inner) if d_head is None else d_head
-        if d_head < 1 or self.d_inner % d_head or self.d_inner // d_head % n_groups:
-            raise InputError(
-                "d_head must divide expand * d_model, and n_groups the number of heads, "
-                f"got {d_head=}, {n_groups=} and expand * d_model = {self.d_inner}"
-            )
+        d_head = head_width(self.d_inner, d_head, n_groups)
         self.d_state, self.d_head, self.n_groups = d_state, d_head, n_groups
         self.n_heads, self.n_angles = self.d_inner // d_head, int(d_state * rope_fraction) // 2
         vectors = mimo_rank * n_groups * d_state
