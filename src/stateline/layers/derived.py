@@ -61,8 +61,7 @@ class Memory:
         key = (layer, method.__name__)
         if key not in self._values:
             self._values[key] = method(_twin(layer, self._watch))
-        result: T = self._values[key]
-        return result
+        return self._values[key]
 
     def _watch(self, table: dict[str, Any], name: str) -> None:
         """Watch one tensor of a module's table, and do not keep it alive."""

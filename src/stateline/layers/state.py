@@ -215,8 +215,7 @@ def nbytes(state: State) -> int:
 
 def accumulators(part: State) -> tuple[str, ...]:
     """Fields of one (named) tuple that accumulate rounding errors, so they stay float32."""
-    declared: Callable[[], tuple[str, ...]] = getattr(part, "accumulators", tuple)
-    return declared()
+    return getattr(part, "accumulators", tuple)()
 
 
 def save_state(
@@ -429,8 +428,7 @@ def named_leaves(state: State) -> list[tuple[str, Tensor]]:
 
 def _like(part: State, parts: Sequence[State]) -> State:
     """Tuple of the same type as ``part``."""
-    make: Callable[..., State] = getattr(part, "_make", tuple)
-    return make(parts)
+    return getattr(part, "_make", tuple)(parts)
 
 
 def shown(value: object) -> str:

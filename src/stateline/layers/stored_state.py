@@ -64,5 +64,4 @@ def _cast(state: State, dtype: Callable[[torch.dtype], torch.dtype]) -> State:
 
 
 def _storable(part: State) -> tuple[str, ...]:
-    further: Callable[[], tuple[str, ...]] = getattr(part, "storable", tuple)
-    return (*accumulators(part), *further())
+    return (*accumulators(part), *getattr(part, "storable", tuple)())

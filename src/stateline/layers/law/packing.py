@@ -113,8 +113,7 @@ def _packed(
     """All documents in one call."""
     if state is None:
         return case.layer(x, starts=starts), ()
-    found: tuple[Tensor, State] = case.layer.forward_chunk(x, state, starts=starts)
-    return found
+    return case.layer.forward_chunk(x, state, starts=starts)
 
 
 def _starts(case: Case, share: float) -> Bool[Tensor, "batch length"]:

@@ -17,8 +17,7 @@ def to_adjacent(
     if _on_gpu(x) and is_plain_with_bias(linear):
         weight = linear.weight.expand(len(x), -1, -1)
         return torch.baddbmm(linear.bias[:, None], weight, x.mT).mT
-    mapped: Tensor = linear(x)
-    return mapped
+    return linear(x)
 
 
 def from_adjacent(
@@ -27,8 +26,7 @@ def from_adjacent(
     """The map of such a view, with adjacent channels."""
     if _on_gpu(x) and is_plain_with_bias(linear):
         return torch.baddbmm(linear.bias, x, linear.weight.mT.expand(len(x), -1, -1))
-    mapped: Tensor = linear(x)
-    return mapped
+    return linear(x)
 
 
 def _on_gpu(x: Tensor) -> bool:

@@ -43,8 +43,7 @@ class ConvolvedRecurrence(SequenceLayer[Any]):
 
     def scan(self, *inputs: Any, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The op for sequences: its output, and the state after them."""
-        found: tuple[Tensor, Tensor] = self.ops[0](*inputs, starts=starts)
-        return found
+        return self.ops[0](*inputs, starts=starts)
 
     def _forward_chunk(
         self, x: Tensor, state: Any, starts: Documents | None = None
