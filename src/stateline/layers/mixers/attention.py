@@ -17,7 +17,7 @@ from stateline.layers.documents import Documents
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear, scaled_linear
-from stateline.layers.mixers.heads import HeadSettings, appended, joined, scaled
+from stateline.layers.mixers.heads import HeadSettings, RotatesHeads, appended, joined, scaled
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import (
     AttentionCache,
@@ -94,7 +94,7 @@ class AttentionSettings(HeadSettings):
 
 
 @keywords_from(AttentionSettings)
-class Attention(SequenceLayer[AttentionState], AttendsToContext):
+class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
     r"""Multi-head causal attention.
 
     .. math::
@@ -235,8 +235,8 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
                 k = self.k_norm(k.flatten(-2)).view_as(k)
             else:
                 q, k = self.q_norm(q), self.k_norm(k)
-        if self.rotary is not None and positions is not None:
-            q, k = self.rotary(positions, self.frequency(), q, k)
+        if positions is not None:
+            q, k = self.rotated(positions, q, k)
         q = scaled(q, self.settings.score_scale)
         # Differs from the official code of "Repeat After Me", which always does this. Its paper
         # does not mention it, and scaled query entries give the same family of functions.
@@ -244,12 +244,6 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
             once, twice = q.tensor_split([self.d_head // 4], dim=-1)
             q = torch.cat([once, 2 * twice], dim=-1)
         return q, k, v, gate
-
-    @derived
-    def frequency(self) -> Tensor:
-        """Angles per position, for ``rope``."""
-        assert self.rotary is not None
-        return self.rotary.frequency(self.out_proj.weight)
 
     @derived
     def scheme(self) -> tuple[Tensor | None, Tensor | None]:

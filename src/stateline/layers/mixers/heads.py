@@ -7,9 +7,10 @@ from typing import Literal, NamedTuple, get_args, get_type_hints
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from stateline.errors import InputError, check_choice
+from stateline.layers.derived import derived
 from stateline.ops import rotary as turn
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.positions import RopeScaling, frequencies, rotation
@@ -79,30 +80,35 @@ def joined(
 
 
 class Rotary(NamedTuple):
-    """Rotary positions of queries and keys.
-
-    Attributes:
-        dims: Entries of a head that are rotated.
-        base: Base of the angles: see :func:`stateline.ops.positions.rotate`.
-        scaling: Change of the frequencies.
-    """
+    """Rotary positions of queries and keys: see :func:`stateline.ops.positions.rotate`."""
 
     dims: int
     base: float
     scaling: RopeScaling | None
 
-    def frequency(self, weight: Tensor) -> Float[Tensor, " pair"]:
-        """Angle per position of each pair, for vectors that come from a weight."""
-        return frequencies(weight, dims=self.dims, base=self.base, scaling=self.scaling)
 
-    def __call__(
+class RotatesHeads(nn.Module):
+    """A layer that rotates queries and keys by their positions; without ``rotary`` it does not."""
+
+    rotary: Rotary | None
+    out_proj: nn.Linear
+
+    @derived
+    def frequency(self) -> Float[Tensor, " pair"]:
+        """Angle per position of each pair."""
+        assert self.rotary is not None
+        dims, base, scaling = self.rotary
+        return frequencies(self.out_proj.weight, dims=dims, base=base, scaling=scaling)
+
+    def rotated(
         self,
         positions: Int[Tensor, "rows length"],
-        frequency: Float[Tensor, " pair"],
         *vectors: Float[Tensor, "batch length _ d_head"],
     ) -> Sequence[Float[Tensor, "batch length _ d_head"]]:
-        """Rotate queries, keys or both by the angles of their positions."""
-        angles = rotation(positions, frequency)
+        """Queries, keys or both, rotated by the angles of their positions."""
+        if self.rotary is None:
+            return vectors
+        angles = rotation(positions, self.frequency())
         if positions.shape[1] > 1 or len(vectors) == 1:
             return [turn(x, *angles) for x in vectors]
         # for one token, a call takes longer than joining and splitting

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError, check_choice
 from stateline.layers.base import SequenceLayer, zeros
-from stateline.layers.derived import derived
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.heads import Rotary, appended, head_sizes, joined, scaled
+from stateline.layers.mixers.heads import Rotary, RotatesHeads, appended, head_sizes, joined, scaled
 from stateline.layers.plain import is_plain
 from stateline.ops import AttentionMask, attention
 from stateline.ops.attention import check_room
@@ -39,7 +38,7 @@ class LatentAttentionState(NamedTuple):
         return LatentAttentionState(state.latent[:, :used], state.length)
 
 
-class LatentAttention(SequenceLayer[LatentAttentionState]):
+class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
     r"""Multi-head causal attention with a compressed cache (MLA).
 
     .. math::
@@ -96,7 +95,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         if self.d_rotary % 2:
             raise InputError(f"d_rotary must be even, for pairs are rotated, got {d_rotary}")
         self.n_heads, self.rope_base, self.norm_eps = n_heads, rope_base, norm_eps
-        self.rotary = Rotary(self.d_rotary, rope_base, None)
+        self.rotary = Rotary(self.d_rotary, rope_base, None) if position == "rope" else None
         self.q_proj = Linear(d_model, n_heads * (self.d_head + self.d_rotary), bias=False)
         self.down_proj = Linear(d_model, self.d_latent + self.d_rotary, bias=False)
         self.norm = nn.RMSNorm(self.d_latent, eps=norm_eps)
@@ -150,20 +149,13 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         mixing = self.n_heads * (2.0 * self.d_head + self.d_rotary) * (length + 1)
         return super().flops_per_token(length) + mixing
 
-    @derived
-    def frequency(self) -> Tensor:
-        """Angles per position."""
-        return self.rotary.frequency(self.q_proj.weight)
-
     def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (batch, length, head, d_head + d_rotary) and what slots hold of the tokens."""
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head + self.d_rotary))
         plain, turned = q.split([self.d_head, self.d_rotary], dim=-1)
         latent, key = self.down_proj(x).split([self.d_latent, self.d_rotary], dim=-1)
-        if self.position == "rope":
-            turned, turned_key = self.rotary(positions, self.frequency(), turned, key[:, :, None])
-            key = turned_key[:, :, 0]
-        slots = torch.cat([self.norm(latent), key], dim=-1)
+        turned, key = self.rotated(positions, turned, key[:, :, None])
+        slots = torch.cat([self.norm(latent), key[:, :, 0]], dim=-1)
         return torch.cat([plain, turned], dim=-1), slots
 
     def _attend_to_keys(self, q: Tensor, slots: Tensor, start: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from stateline.layers.base import accumulates, records
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents, count_positions
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.heads import Rotary
+from stateline.layers.mixers.heads import Rotary, RotatesHeads
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
 
 
@@ -24,7 +24,7 @@ class RetentionState(NamedTuple):
     length: Int[Tensor, " batch"]
 
 
-class Retention(MatrixAttention):
+class Retention(MatrixAttention, RotatesHeads):
     r"""Multi-scale retention.
 
     .. math::
@@ -80,11 +80,6 @@ class Retention(MatrixAttention):
         heads = torch.arange(self.n_heads, device=weight.device, dtype=dtype)
         return torch.log1p(-torch.exp2(-5 - heads))
 
-    @derived
-    def frequency(self) -> Tensor:
-        """Angles per position."""
-        return self.rotary.frequency(self.in_proj.weight)
-
     def signals(
         self, x: Tensor, state: RetentionState, starts: Documents | None = None
     ) -> tuple[Any, ...]:
@@ -96,7 +91,7 @@ class Retention(MatrixAttention):
         tokens = x if x.ndim == 3 else x[:, None]
         positions, length = count_positions(state.length, tokens, starts)
         rows = (t if t.ndim == 4 else t[:, None] for t in (q, k))
-        q, k = (turned.view_as(q) for turned in self.rotary(positions, self.frequency(), *rows))
+        q, k = (turned.view_as(q) for turned in self.rotated(positions, *rows))
         decay = self.log_decay().expand(v.shape[:-1])
         return q, k * self.d_key**-0.5, v, decay, (gate, length)
 

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context, mean_visible
-from stateline.layers.derived import derived
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.heads import HeadSettings, scaled
+from stateline.layers.mixers.heads import HeadSettings, RotatesHeads, scaled
 from stateline.layers.norm import scaled_queries, unit_length
 from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import alibi_slopes, t5_buckets
@@ -72,7 +71,7 @@ class SlidingSettings(HeadSettings):
 
 
 @keywords_from(SlidingSettings)
-class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
+class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, AttendsToContext):
     r"""Multi-head causal attention in which a position sees the last ``window`` positions.
 
     .. math::
@@ -165,7 +164,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         """Keys and values of given vectors."""
         k, v = self.kv_proj(x).unflatten(-1, self._kv_shape).unbind(dim=2)
         k = k if self.scale is None else unit_length(k)
-        return Context(self._rotated(k, positions), v)
+        return Context(self.rotated(positions, k)[0], v)
 
     @property
     def past_visible(self) -> float:
@@ -216,16 +215,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
     def _queries(self, x: Tensor, positions: Tensor) -> Tensor:
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head))
         q = scaled_queries(q, self.scale)
-        return self._rotated(scaled(q, self.settings.score_scale), positions)
-
-    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x if self.rotary is None else self.rotary(positions, self.frequency(), x)[0]
-
-    @derived
-    def frequency(self) -> Tensor:
-        """Angles per position, for ``rope``."""
-        assert self.rotary is not None
-        return self.rotary.frequency(self.q_proj.weight)
+        return self.rotated(positions, scaled(q, self.settings.score_scale))[0]
 
     def _attend(
         self,
