@@ -91,17 +91,14 @@ class DSSFilter(DSSModes[FiniteFilterState], FiniteFilter):
         # Growing modes are computed backward from the last tap, with -Delta, to avoid overflow.
         falling = log_a * (1 - 2 * rising)
         total = multiply(exponential_minus_one(self.filter_len * falling), spectrum)
-        weight = multiply(exponential_minus_one(falling), _reciprocal(total))
+        # About 1 / total, but finite where it is zero.
+        inverse = conjugate(total) / (total.square().sum(dim=-1, keepdim=True) + _EPSILON)
+        weight = multiply(exponential_minus_one(falling), inverse)
         impulse = pad(self.log_dt.new_ones(1, self.d_model), (0, 0, 0, self.filter_len - 1))
         c = torch.cat([self.c * (1 - rising), self.c * rising]) / 2  # the op counts each mode twice
         response, _ = diagonal_ssm(impulse, DiagonalWeights(falling, weight, c))
         forward, backward = response.mT.chunk(2)
         return forward + backward.flip(-1) + pad(self.skip[:, None], (0, self.filter_len - 1))
-
-
-def _reciprocal(z: Float[Tensor, "*shape 2"]) -> Float[Tensor, "*shape 2"]:
-    """About 1 / z, but finite at zero."""
-    return conjugate(z) / (z.square().sum(dim=-1, keepdim=True) + _EPSILON)
 
 
 @keywords_from(DSSSettings)

@@ -22,11 +22,6 @@ Activation = Literal["swiglu", "geglu", "relu2", "gelu"]
 Scores = Literal["softmax", "sigmoid"]
 
 
-def default_expert(d_model: int, activation: str, top_k: int) -> int:
-    """Hidden width of an expert: ``top_k`` experts together are as wide as a feed-forward."""
-    return -(-default_hidden(d_model, activation) // (8 * top_k)) * 8
-
-
 @dataclass(frozen=True, kw_only=True)
 class MoESettings:
     r"""Settings of :class:`~stateline.layers.MoE`, with its symbols.
@@ -75,7 +70,7 @@ class MoESettings:
         at_least(1, experts=experts, top_k=top_k)
         d_hidden, d_shared, balance = self.d_hidden, self.d_shared, self.balance
         if d_hidden is None:
-            d_hidden = default_expert(d_model, self.activation, top_k)
+            d_hidden = -(-default_hidden(d_model, self.activation) // (8 * top_k)) * 8
         at_least(1, d_hidden=d_hidden)
         d_shared = shared * d_hidden if d_shared is None else d_shared
         if top_k > experts or d_shared < 0 or balance < 0:
@@ -169,16 +164,13 @@ class MoE(Positionwise):
         y = (weights.to(found.dtype)[..., None] * found).sum(dim=1)
         if self.training and torch.is_grad_enabled() and its.balance and len(rows):
             used, share = counts / counts.sum(), len(rows) / (self.positions or len(rows))
-            y = _AddsLoss.apply(y, share * its.balance * self._unbalance(used, scores))
+            unbalance = self.experts * (used * scores.mean(dim=0)).sum()
+            y = _AddsLoss.apply(y, share * its.balance * unbalance)
         y = y.to(x.dtype).view(x.shape)
         if self.always is None:
             return y
         always = self.always(x)
         return y + (always if self.gate is None else self.gate(x).sigmoid() * always)
-
-    def _unbalance(self, used: Tensor, scores: Tensor) -> Tensor:
-        """The balancing loss, from each expert's share of the uses and the scores."""
-        return self.experts * (used * scores.mean(dim=0)).sum()
 
     def flops_per_token(self, length: int) -> float:
         """The router, the chosen experts, and the shared one."""

@@ -76,7 +76,8 @@ class S5SSM(SequenceLayer[S5State]):
         self.real = nn.Parameter(torch.empty(modes).copy_(real))
         self.frequency = nn.Parameter(torch.empty(modes).copy_(frequency))
         self.b = nn.Parameter(torch.empty(modes, d_model, 2))
-        self.c = nn.Parameter(self.random_readout(n_outputs))
+        c = torch.randn(n_outputs * d_model, its.n_blocks, size, 1, 2) / its.d_state**0.5
+        self.c = nn.Parameter(multiply(c, vectors.to(c)).sum(dim=2).flatten(1, 2))
         self.skip = nn.Parameter(torch.randn(n_outputs * d_model))
         b = torch.randn(its.n_blocks, size, d_model) / its.d_state**0.5
         with torch.no_grad():
@@ -105,27 +106,13 @@ class S5SSM(SequenceLayer[S5State]):
     @derived
     def weights(self) -> MIMOWeights:
         """Logarithm of the transition, input matrix and output matrix of the recurrence."""
-        log_a, gain = DISCRETIZATIONS[self.settings.discretization](
-            self.log_dt.exp()[:, None] * self._a()
-        )
-        b = multiply((self.log_dt.exp()[:, None] * gain)[:, None], self.b)
-        return MIMOWeights(log_a, b, self.counted(self.c))
-
-    def random_readout(self, n_outputs: int) -> Float[Tensor, "output mode 2"]:
-        """A random initial matrix C in the basis of HiPPO, block by block."""
         its = self.settings
-        size = its.d_state // its.n_blocks
-        _, vectors = _basis(size, its.conj_sym)
-        c = torch.randn(n_outputs * self.d_model, its.n_blocks, size, 1, 2) / its.d_state**0.5
-        return multiply(c, vectors.to(c)).sum(dim=2).flatten(1, 2)
-
-    def counted(self, c: Float[Tensor, "output mode 2"]) -> Float[Tensor, "output mode 2"]:
-        """Halve C without conjugate symmetry, since the op counts each mode twice."""
-        return c if self.settings.conj_sym else c / 2
-
-    def _a(self) -> Float[Tensor, "mode 2"]:
-        real = self.real.clamp(max=-1e-4) if self.settings.clip_eigs else self.real
-        return torch.stack([real, self.frequency], dim=-1)
+        real = self.real.clamp(max=-1e-4) if its.clip_eigs else self.real
+        a = torch.stack([real, self.frequency], dim=-1)
+        log_a, gain = DISCRETIZATIONS[its.discretization](self.log_dt.exp()[:, None] * a)
+        b = multiply((self.log_dt.exp()[:, None] * gain)[:, None], self.b)
+        # Halved without conjugate symmetry, because the op counts each mode twice.
+        return MIMOWeights(log_a, b, self.c if its.conj_sym else self.c / 2)
 
 
 def _basis(
