@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from stateline.errors import one_line
 from stateline.layers.law.case import Case, relative
@@ -30,9 +29,9 @@ def donated_steps_agree(case: Case) -> Iterator[Finding]:
     x_head, x_rest = case.x.split([head, rest], dim=1)
     with torch.no_grad():
         _, state = case.layer.forward_chunk(x_head, case.init(capacity=rest))
-        kept, donated = state, pytree.tree_map(torch.clone, state)
+        donated = copied(state)
         y = case.by_steps_in_place(x_rest, donated)
-        wanted, after = case.by_steps(x_rest, kept)
+        wanted, after = case.by_steps(x_rest, state)
         following, _ = case.layer.step(case.x[:, 0], donated)
         wanted_following, _ = case.layer.step(case.x[:, 0], after)
     error = max(relative(y, wanted), relative(following, wanted_following))

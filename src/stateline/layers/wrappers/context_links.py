@@ -1,7 +1,7 @@
 """The layers of a core that gets its keys and values from a wrapper."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -49,21 +49,13 @@ class ContextLink:
         seen = earlier(cast("AttendsToContext", self.layer).past_visible) + own
         return flops + 4.0 * self.layer.d_model * seen
 
-    def attend(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        context: Context,
-        valid: Tensor,
-        *,
-        to_itself: bool = True,
-    ) -> tuple[Tensor, Context]:
-        """Run the link on an input; see :meth:`AttendsToContext.attend`."""
+    def attend(self, x: Tensor, *context: Any, **options: Any) -> tuple[Tensor, Context]:
+        """Run the link on an input; see :meth:`AttendsToContext.attend` for its arguments."""
         attend = cast("AttendsToContext", self.layer).attend
         if not isinstance(self.link, Branch):
-            return attend(x, positions, context, valid, to_itself=to_itself)
+            return attend(x, *context, **options)
         entered, kept = self.link.enter(x)
-        y, after = attend(entered, positions, context, valid, to_itself=to_itself)
+        y, after = attend(entered, *context, **options)
         return self.link.leave(kept, y), after
 
 
