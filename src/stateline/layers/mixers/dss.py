@@ -20,12 +20,6 @@ from stateline.ops import DiagonalWeights, diagonal_ssm
 from stateline.ops.hippo import normal_form
 from stateline.ops.planes import conjugate, divide, exponential_minus_one, multiply
 
-_MOST = 1e-4
-"""Upper bound on the real parts for the kernel ``clip``."""
-
-_EPSILON = 1e-7
-"""Keeps the softmax finite where its sum is zero."""
-
 
 class DSSModes(SequenceLayer[StateT]):
     r"""The parameters of the kernels of DSS: N complex modes, without conjugates.
@@ -61,7 +55,7 @@ class DSSModes(SequenceLayer[StateT]):
         """Lambda, and Delta: its real and imaginary parts times the steps."""
         real = -self.real.exp() if self.settings.kernel == "exp" else self.real
         if self.settings.kernel == "clip":
-            real = real.clamp(max=_MOST)
+            real = real.clamp(max=1e-4)
         frequency = self.frequency.exp() if self.settings.exp_frequency else self.frequency
         spectrum = torch.stack([real, frequency], dim=-1)
         return spectrum, self.log_dt.exp()[:, None] * spectrum
@@ -92,7 +86,7 @@ class DSSFilter(DSSModes[FiniteFilterState], FiniteFilter):
         falling = log_a * (1 - 2 * rising)
         total = multiply(exponential_minus_one(self.filter_len * falling), spectrum)
         # About 1 / total, but finite where it is zero.
-        inverse = conjugate(total) / (total.square().sum(dim=-1, keepdim=True) + _EPSILON)
+        inverse = conjugate(total) / (total.square().sum(dim=-1, keepdim=True) + 1e-7)
         weight = multiply(exponential_minus_one(falling), inverse)
         impulse = pad(self.log_dt.new_ones(1, self.d_model), (0, 0, 0, self.filter_len - 1))
         c = torch.cat([self.c * (1 - rising), self.c * rising]) / 2  # the op counts each mode twice

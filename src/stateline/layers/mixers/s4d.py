@@ -10,9 +10,6 @@ from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import Output, S4DSettings
 from stateline.ops.hippo import diagonal_plus_low_rank
 
-_LARGEST_B = 2.0
-"""Bound on B for the initial values ``legs``."""
-
 
 @keywords_from(S4DSettings)
 class S4D(SSMLayer):
@@ -42,5 +39,5 @@ class S4D(SSMLayer):
             # by 2. H3's code, which DiagonalSSM follows, starts with B = 1.
             _, _, b = diagonal_plus_low_rank("legs", its.d_state)
             with torch.no_grad():
-                ssm.b.copy_(b.clamp(-_LARGEST_B, _LARGEST_B))
+                ssm.b.copy_(b.clamp(-2, 2))
         super().__init__(ssm, output)

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-DT_MIN, DT_MAX = 1e-3, 1e-1
-
 
 def uniform_log_dt(dt_min: float, dt_max: float, *shape: int) -> Float[Tensor, "*shape"]:
     """Logarithms of steps, drawn uniformly between the logarithms of the limits."""
@@ -20,5 +18,5 @@ def initial_step_bias(count: int) -> Float[Tensor, " count"]:
     References:
         Gu and Dao, "Mamba", 2023, section 3.6; the range of the official code.
     """
-    dt = uniform_log_dt(DT_MIN, DT_MAX, count).exp()
+    dt = uniform_log_dt(1e-3, 1e-1, count).exp()
     return dt + torch.log(-torch.expm1(-dt))  # the inverse of softplus
