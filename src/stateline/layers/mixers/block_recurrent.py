@@ -13,11 +13,7 @@ from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.context import Context
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.cross_attention import (
-    TokenSettings,
-    attend_by_block,
-    attend_to_all,
-)
+from stateline.layers.mixers.cross_attention import TokenSettings, attend_by_block, attend_to_all
 from stateline.layers.norm import scaled_queries, unit_length
 from stateline.ops.kernel_op import values_at_hand
 from stateline.settings import at_least

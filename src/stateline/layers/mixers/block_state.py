@@ -254,11 +254,8 @@ class BlockState(SequenceLayer[BlockStateState]):
             k, v = (torch.cat([a, b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True))
             seen = LocalWindow(window, block_len=window, phase=phase)
             found = local_attention(q, k, v, seen, rate)
-            return (
-                found,
-                k[:, length:].clone(),
-                v[:, length:].clone(),
-            )  # frees the memory of the chunk
+            # copies, which free the memory of the chunk
+            return found, k[:, length:].clone(), v[:, length:].clone()
         # Block 0 sees the context in the state; block n sees what block n - 1 has left.
         row = torch.arange(len(q), device=q.device)[:, None]
         blocks = (length + window - 1) // window

@@ -44,11 +44,7 @@ class TokenSettings:
         shared = {name: getattr(self, name) for name in own} | {"d_head": d_head}
         local = SlidingAttention(d_model, position="t5", **shared)
         cross = CrossAttention(
-            d_model,
-            n_heads=self.n_heads,
-            d_head=d_head,
-            qk_norm=self.qk_norm,
-            dropout=self.dropout,
+            d_model, n_heads=self.n_heads, d_head=d_head, qk_norm=self.qk_norm, dropout=self.dropout
         )
         return local, cross
 

@@ -70,9 +70,7 @@ def appended(
     return room.scatter_(1, index, new)
 
 
-def joined(
-    caches: Sequence[Float[Tensor, "_ _ *width"]],
-) -> Float[Tensor, "batch slot *width"]:
+def joined(caches: Sequence[Float[Tensor, "_ _ *width"]]) -> Float[Tensor, "batch slot *width"]:
     """The rows of caches of different lengths; shorter ones get free slots."""
     slots = max(cache.shape[1] for cache in caches)
     axes = (0, 0) * (caches[0].dim() - 2)

@@ -17,12 +17,7 @@ from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
-from stateline.ops import (
-    ScanSignals,
-    selective_scan,
-    selective_scan_step,
-    selective_scan_step_,
-)
+from stateline.ops import ScanSignals, selective_scan, selective_scan_step, selective_scan_step_
 
 
 @accumulates("h")

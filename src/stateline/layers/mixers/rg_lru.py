@@ -15,12 +15,7 @@ from stateline.layers.documents import Documents, count_positions, mask_of
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.gated_conv import PlainConv
-from stateline.ops import (
-    ScanSignals,
-    selective_scan,
-    selective_scan_step,
-    selective_scan_step_,
-)
+from stateline.ops import ScanSignals, selective_scan, selective_scan_step, selective_scan_step_
 
 _SHARPNESS = 8.0
 """The constant c of the paper: a state decays at most c times as fast as by its own rate."""

@@ -149,12 +149,7 @@ class RWKV7(SequenceLayer[RWKV7State]):
         return super().flops_per_token(length) + inside + 8.0 * self.d_head * self.d_model
 
     def _advance(
-        self,
-        x: Tensor,
-        before: Tensor,
-        s: Tensor,
-        scan: Callable[..., Any],
-        values: Values | None,
+        self, x: Tensor, before: Tensor, s: Tensor, scan: Callable[..., Any], values: Values | None
     ) -> tuple[Tensor, Any]:
         """Outputs and the matrices after, from inputs and the inputs one token before."""
         mixed = x[..., None, :] + self.mix.to(x.dtype) * (before.to(x.dtype) - x)[..., None, :]
