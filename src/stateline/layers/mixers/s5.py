@@ -69,7 +69,10 @@ class S5SSM(SequenceLayer[S5State]):
         # Differs from the official code, which by default lets Re Lambda become positive, so that
         # the state explodes: clip_eigs=False does the same.
         size = its.d_state // its.n_blocks
-        values, vectors = _basis(size, its.conj_sym)
+        values, vectors = normal_form("legs", size)  # half of them; the others are conjugates
+        if not its.conj_sym:
+            values = torch.cat([values, conjugate(values)])
+            vectors = torch.cat([vectors, conjugate(vectors)], dim=1)
         modes = its.n_blocks * len(values)
         self.log_dt = nn.Parameter(uniform_log_dt(its.dt_min, its.dt_max, modes))
         real, frequency = values.repeat(its.n_blocks, 1).unbind(dim=-1)
@@ -113,16 +116,6 @@ class S5SSM(SequenceLayer[S5State]):
         b = multiply((self.log_dt.exp()[:, None] * gain)[:, None], self.b)
         # Halved without conjugate symmetry, because the op counts each mode twice.
         return MIMOWeights(log_a, b, self.c if its.conj_sym else self.c / 2)
-
-
-def _basis(
-    size: int, conj_sym: bool
-) -> tuple[Float[Tensor, "mode 2"], Float[Tensor, "size mode 2"]]:
-    """Spectrum and eigenvectors of the normal part of HiPPO-LegS: half of them, or all."""
-    values, vectors = normal_form("legs", size)
-    if conj_sym:
-        return values, vectors
-    return torch.cat([values, conjugate(values)]), torch.cat([vectors, conjugate(vectors)], dim=1)
 
 
 @keywords_from(S5Settings)
