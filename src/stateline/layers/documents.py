@@ -202,14 +202,14 @@ class Layout:
 
     def apply(self, x: Tensor, read: Callable[[Group, Tensor], Tensor]) -> Tensor:
         """Cut packed rows into batches, read each of them, and join the outputs."""
-        moved = _take(x.flatten(0, 1), self.there, self.back)
+        moved = _Take.apply(x.flatten(0, 1), self.there, self.back)
         parts = moved.split([n * width for n, width in (group.size for group in self.groups)])
         outputs = [
             read(group, part.unflatten(0, group.size)).flatten(0, 1)
             for group, part in zip(self.groups, parts, strict=True)
         ]
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return _take(y, self.back, self.there).unflatten(0, x.shape[:2])
+        return _Take.apply(y, self.back, self.there).unflatten(0, x.shape[:2])
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -276,11 +276,7 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         there, back = ctx.ways
-        return _take(gradient, back, there), None, None
-
-
-def _take(x: Tensor, there: _Index, back: _Index) -> Tensor:
-    return _Take.apply(x, there, back)
+        return _Take.apply(gradient, back, there), None, None
 
 
 def _borders(lengths: Numbers, ends: Numbers) -> Int[np.ndarray, " batches_and_1"]:
