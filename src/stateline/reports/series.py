@@ -2,12 +2,12 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from stateline.charts.lines import Point
 from stateline.reports.records import measured, runs_of, scores_of
-from stateline.runs.results import CurvePoint, Results, RunRecord, TaskRecord
+from stateline.runs.results import Results, TaskRecord
 
 STEPS = 60
 """Most points of a learning curve."""
@@ -22,23 +22,22 @@ def by_length(results: Results, model: str, task: TaskRecord) -> list[Point]:
 
 def by_position(results: Results, model: str, task: TaskRecord) -> list[Point]:
     """The metric by position in a row, at the positions that all seeds have."""
-    records = [run.by_position for run in runs_of(results, model, task) if run.by_position]
-    shared = set(records[0]).intersection(*records[1:]) if records else set()
-    return [Point(end, [_number(record[end]) for record in records]) for end in sorted(shared)]
+    return _shared([run.by_position for run in runs_of(results, model, task) if run.by_position])
 
 
 def by_bits(results: Results, model: str, task: TaskRecord) -> list[Point]:
     """The metric by bits per number of the state."""
-    records = [found.by_bits for found in measured(results, model, task)]
-    shared = set(records[0]).intersection(*records[1:]) if records else set()
-    return [Point(bits, [record[bits] for record in records]) for bits in sorted(shared)]
+    return _shared([found.by_bits for found in measured(results, model, task)])
 
 
 def by_step(
     results: Results, model: str, task: TaskRecord, field: Literal["loss", "metric"]
 ) -> list[Point]:
     """The loss or the metric during training; a seed that has stopped keeps its last value."""
-    curves = [_curve(run, field) for run in runs_of(results, model, task)]
+    curves = [
+        [(point.step, y) for point in run.curve if (y := getattr(point, field)) is not None]
+        for run in runs_of(results, model, task)
+    ]
     curves = [curve for curve in curves if len(curve) > 1]
     if not curves:
         return []
@@ -49,11 +48,11 @@ def by_step(
     return [Point(s, [_held(c, s) for c in curves], s in ends or s == kept[-1]) for s in kept]
 
 
-def _curve(run: RunRecord, field: str) -> list[tuple[int, float]]:
-    def value(point: CurvePoint) -> float | None:
-        return getattr(point, field)
-
-    return [(point.step, v) for point in run.curve if (v := value(point)) is not None]
+def _shared(records: Sequence[Mapping[int, float | None]]) -> list[Point]:
+    """The values of all seeds at the places that all seeds have."""
+    places = set(records[0]).intersection(*records[1:]) if records else set()
+    values = {place: [record[place] for record in records] for place in sorted(places)}
+    return [Point(x, [math.nan if y is None else y for y in own]) for x, own in values.items()]
 
 
 def _thinned(steps: Sequence[int]) -> list[int]:
@@ -65,7 +64,3 @@ def _thinned(steps: Sequence[int]) -> list[int]:
 def _held(curve: Sequence[tuple[int, float]], step: int) -> float:
     """The last value of a curve up to a step."""
     return curve[bisect_right(curve, step, key=lambda point: point[0]) - 1][1]
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
