@@ -59,7 +59,7 @@ def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
             task,
             ("by-length", f"{metric} by length", _scored(task)),
             series.by_length,
-            (_lengths("length, in the task's unit"), score_axis(task)),
+            (Axis("length, in the task's unit", "log2"), score_axis(task)),
             [*levels, here],
         ),
         _chart(
@@ -87,7 +87,7 @@ def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
                 ["Each point: the score since the previous point."],
             ),
             series.by_position,
-            (_lengths("position (tokens)"), score_axis(task)),
+            (Axis("position (tokens)", "log2"), score_axis(task)),
             [here],
         ),
         _chart(
@@ -164,10 +164,6 @@ def _scale(values: Sequence[float]) -> Literal["linear", "log10"]:
     finite = [value for value in values if value == value]
     spans = bool(finite) and min(finite) > 0 and max(finite) > 20 * min(finite)
     return "log10" if spans else "linear"
-
-
-def _lengths(title: str) -> Axis:
-    return Axis(title, "log2")
 
 
 def _scored(task: TaskRecord) -> list[str]:

@@ -11,7 +11,7 @@ from stateline.errors import InputError
 from stateline.models.pattern import format_pattern, parse_pattern
 from stateline.reports.format import DASH
 from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
-from stateline.runs.results import FORMAT, Results, RunRecord, Source, SpeedRecord, TaskRecord
+from stateline.runs.results import FORMAT, Results, RunRecord, SpeedRecord, TaskRecord
 
 _COMPARABLE = ("metric", "higher_is_better", "solved_at", "train_length", "eval_lengths")
 """Fields in which the records of one task on the same data must agree."""
@@ -63,7 +63,7 @@ def merge(results: Mapping[str, Results]) -> Results:
         tasks=list(tasks.values()),
         runs=[replace(run, model=name) for name, model in named.items() for run in model.runs],
         speed=[replace(e, model=name) for name, model in named.items() for e in model.speed[:1]],
-        sources=[_source(folder, one) for folder, one in results.items()],
+        sources=[replace(one.origins()[0], folder=folder) for folder, one in results.items()],
         protocol=_protocol(list(results.values())),
         trials=[replace(t, model=name) for name, model in named.items() for t in model.trials],
     )
@@ -101,10 +101,6 @@ def folder_names(folders: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def _source(folder: str, one: Results) -> Source:
-    return replace(one.origins()[0], folder=folder)
 
 
 def _key(task: TaskRecord) -> tuple[str, str]:
