@@ -63,8 +63,7 @@ def _print_decisions(results: Results, console: Console, budgets: Sequence[Budge
         above = decision.task
         best = Text(decision.best or DASH, style="bold")
         answer = Text(f": {decision.score}, {decision.costs}" if decision.best else "")
-        *_, following = zip(HEADINGS, decision, strict=True)
-        after = f"\n{following[0]}: {following[1]}" if following[1] else ""
+        after = f"\n{HEADINGS[-1]}: {decision.following}" if decision.following else ""
         drawn.add_row(f"at {decision.length}", best + answer + Text(f"\n{decision.sure}{after}"))
     if drawn.row_count:
         given = listing([budget.text for budget in budgets])
