@@ -156,8 +156,8 @@ def cost_lengths(results: Results, cost: Cost) -> list[int]:
 
 def common_lengths(results: Results, cost: Cost) -> list[int]:
     """The lengths at which a cost is known for every model that has it at any length."""
-    known = [set(cost.values(entry)) for entry in results.speed if cost.values(entry)]
-    return sorted(set.intersection(*known)) if known and set.intersection(*known) else []
+    known = [set(values) for entry in results.speed if (values := cost.values(entry))]
+    return sorted(set.intersection(*known)) if known else []
 
 
 def _timed(phase: str, batch: int | None, entry: SpeedRecord) -> list[TimingRecord]:

@@ -81,11 +81,10 @@ def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:
 
 def steps_cells(results: Results, task: TaskRecord) -> list[Cell]:
     """Steps after which each model had solved a task."""
-    cells = []
-    for model in results.models:
-        steps = [steps_to_solve(run, task) for run in runs_of(results, model, task)]
-        cells.append(_steps_cell(steps))
-    return cells
+    return [
+        _steps_cell([steps_to_solve(run, task) for run in runs_of(results, model, task)])
+        for model in results.models
+    ]
 
 
 def reached_cells(results: Results, task: TaskRecord, goal: float) -> list[Cell]:

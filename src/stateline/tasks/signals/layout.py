@@ -92,11 +92,10 @@ def _folder(folder: Path, wanted: Wanted, part: str) -> list[Example]:
     if len(names) > MAX_FILES:
         raise ValueError(f"it must have at most {MAX_FILES:,} files, got {len(names):,}")
     in_classes = wanted.target == ("label",) and all("/" in name for name in names)
-    examples = []
-    for name in names:
-        label = name.split("/")[0] if in_classes else None
-        examples.append(_sequence(folder, name, wanted, part, label))
-    return examples
+    return [
+        _sequence(folder, name, wanted, part, name.split("/")[0] if in_classes else None)
+        for name in names
+    ]
 
 
 def _located(path: Path, examples: Iterator[Example]) -> list[Example]:
