@@ -72,7 +72,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         environment=machine | {"allocator": allocator.name()},
-        device=_name(device, machine),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(machine["cpu"]),
         dtype=given.dtype,
         threads=int(machine["threads"]),
         bytes_per_second=peaks.bytes_per_second,
@@ -106,7 +106,3 @@ def _named(text: str) -> tuple[str, str]:
     """Name and pattern of ``name=pattern``; a pattern without a name is its own."""
     name, _, pattern = text.partition("=")
     return (name, pattern) if pattern and name.isidentifier() else (text, text)
-
-
-def _name(device: torch.device, machine: dict[str, str | int]) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(machine["cpu"])

@@ -103,7 +103,8 @@ def read_model_config(folder: str | Path) -> ModelConfig:
 def tokenizer_places(home: Path) -> list[Path]:
     """The folders in which a model's tokenizer may be: beside the model, or in its run."""
     beside = home.parent if home.is_file() else home
-    return [beside, home.absolute().parents[1]] if _is_checkpoint(home) else [beside]
+    whole = home.absolute()
+    return [beside, whole.parents[1]] if whole.parent.name == "checkpoints" else [beside]
 
 
 def _own_tokenizer(home: Path) -> Path | None:
@@ -173,7 +174,3 @@ class NumberTokenizer(Tokenizer):
 def _is_number(word: str) -> bool:
     """True if a word is a number below 2**63, in decimal digits."""
     return word.isdecimal() and len(word) < 20 and int(word) < 2**63
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    return folder.absolute().parent.name == "checkpoints"

@@ -259,7 +259,8 @@ class Engine:
                 except Exception as error:
                     log.exception("decoding failed")
                     out += self._fail(error)
-                self._set_metrics()
+                kept = self.prefixes
+                self.metrics.now(len(self._rows), len(self._waiting), kept.in_memory, kept.on_disk)
                 self._deliver_if_due(out)
             ending = StoppedError("the server is ending: ask again later")
             self._deliver(self._held + self._fail(ending))
@@ -382,10 +383,6 @@ class Engine:
         self._rows, self._session = [], None
         self._waiting.clear()
         return [(active.row, Piece(error=error)) for active in rows]
-
-    def _set_metrics(self) -> None:
-        kept = self.prefixes
-        self.metrics.now(len(self._rows), len(self._waiting), kept.in_memory, kept.on_disk)
 
 
 def _log_probs(choice: Choice, asked: list[int | None]) -> list[tuple[LogProbs, ...]]:

@@ -71,17 +71,14 @@ class Updater:
             NotFinite: If the loss or the norm of the gradient is not finite; weights are as they
                 were.
         """
-        with torch.random.fork_rng(self._accelerators()):
-            if self.processes.device.type == "cpu":
+        device = self.processes.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            if device.type == "cpu":
                 # torch.manual_seed would record a traceback for every kind of device
                 torch.default_generator.manual_seed(self._seed(step))
             else:
                 torch.manual_seed(self._seed(step))
             return self._update(micro_batches)
-
-    def _accelerators(self) -> list[torch.device]:
-        device = self.processes.device
-        return [device] if device.type == "cuda" else []
 
     def _seed(self, step: int) -> int:
         """Seed of the masks of dropout in an update of this process."""
