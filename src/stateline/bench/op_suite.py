@@ -21,12 +21,6 @@ from stateline.ops.op import Sizes
 MOST_SECONDS = 20.0
 """A call that is predicted to take longer is left out."""
 
-LONGEST_CHECKED = 8192
-"""Positions up to which errors against float64 are measured."""
-
-PRECISE_LENGTH = 2048
-"""The same limit on a GPU, where batches are larger and all attention scores must fit."""
-
 _LEAF = object()
 """A placeholder for a leaf."""
 
@@ -140,8 +134,8 @@ def _first(call: Call, device: torch.device) -> tuple[str, float]:
 
 def _error(case: Case, backend: str, work: str, length: int) -> float | None:
     """Largest difference to float64, of the output or of any gradient; short sequences only."""
-    longest = LONGEST_CHECKED if case.leaves[0].device.type == "cpu" else PRECISE_LENGTH
-    if length > longest:
+    on_cpu = case.leaves[0].device.type == "cpu"
+    if length > (8192 if on_cpu else 2048):  # a GPU has larger batches: attention scores must fit
         return None
     found = _outcome(case, backend, work)
     wide = replace(case, leaves=tuple(x.detach().double() for x in case.leaves))

@@ -16,8 +16,6 @@ from stateline.charts.style import styled
 from stateline.errors import InputError
 from stateline.files import write_text
 
-MIB = 2**20
-
 
 def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
     """Print a table per case: medians, spread, and the ratio to the first candidate.
@@ -67,7 +65,7 @@ def _table(case: str, work: str, figures: Sequence[Figure], judge: bool) -> Tabl
                 f"{figure.nanoseconds:.3g}",
                 f"{ratio:.2f}" if judge and figure is not rows[0] else "",
                 _time(figure.first),
-                "" if figure.n_bytes is None else f"{figure.n_bytes / MIB:.1f} MiB",
+                "" if figure.n_bytes is None else f"{figure.n_bytes / 2**20:.1f} MiB",
                 "" if figure.floor_share is None else f"{figure.floor_share:.0%}",
                 "" if figure.error is None else f"{figure.error:.1e}",
             )

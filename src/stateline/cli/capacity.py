@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 LENGTHS = (16, 64, 256, 1024, 4096, 16384, 65536)
 
-RUN_OPTIONS = ("task", "length", "batches", "noise")
-"""Options for the folder of a trained run."""
-
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
@@ -101,7 +98,8 @@ def _untrained(given: Namespace, arguments: Sequence[str], parser: Parser) -> "L
 
 def _run_options(given: Namespace) -> str:
     """The options for a trained run that were given."""
-    return ", ".join(f"--{name}" for name in RUN_OPTIONS if given[name] is not None)
+    names = ("task", "length", "batches", "noise")
+    return ", ".join(f"--{name}" for name in names if given[name] is not None)
 
 
 def _task(folder: str, named: str | None) -> "Task | None":

@@ -33,9 +33,6 @@ from stateline.errors import InputError
 from stateline.files import read_json_object, sha256, user_path
 
 INDEX, UNFINISHED = "index.json", "unfinished.json"
-_OPEN = 64
-_BLOCK = 1 << 24
-"""Tokens that are read at a time to check them."""
 
 
 class Split:
@@ -54,7 +51,7 @@ class Split:
         tokens = np.array([n for part in described for n in part.tokens], dtype=np.int64)
         self.files = [folder / f"{shard.name}.bin" for shard in shards]
 
-        @lru_cache(maxsize=_OPEN)  # a mapped file counts as an open file
+        @lru_cache(maxsize=64)  # a mapped file counts as an open file
         def load(number: int) -> np.ndarray:
             if not shards[number].tokens:
                 return np.empty(0, dtype)
@@ -148,9 +145,9 @@ def _largest(file: Path, dtype: np.dtype[Any], written: int) -> int:  # noqa: AR
 
 
 def _blocks(file: Path, dtype: np.dtype[Any]) -> Iterator[UInt[np.ndarray, " block"]]:
-    """The tokens of a file in blocks."""
+    """The tokens of a file in blocks, which fit into memory."""
     with file.open("rb") as opened:
-        while len(block := np.fromfile(opened, dtype, _BLOCK)):
+        while len(block := np.fromfile(opened, dtype, 1 << 24)):
             yield block
 
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 from stateline.errors import InputError
 
 Newlines = Literal["unify", "keep"]
-_BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ class Document(ABC):
         """
         end = self.size if self.end is None else self.end
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        mark, held = _BYTE_ORDER_MARK, ""  # held: a \r, which may begin a line end
+        mark, held = "\ufeff", ""  # a byte order mark, and a \r, which may begin a line end
         for start in range(self.begin, end, self.piece_bytes):
             stop = min(start + self.piece_bytes, end)
             text = held + decoder.decode(self.read(start, stop), final=stop == end)

@@ -9,9 +9,6 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.generate.random import widest
 
-PENALTIES = 1e-9, 1e9
-"""Smallest and largest repetition penalty: beyond them, logits overflow."""
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -44,11 +41,9 @@ class Sampling:
             raise InputError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        least, largest = PENALTIES
-        if not least <= self.repetition_penalty <= largest:
+        if not 1e-9 <= self.repetition_penalty <= 1e9:  # beyond, logits overflow
             raise InputError(
-                f"repetition_penalty must be from {least:g} to {largest:g}, "
-                f"got {self.repetition_penalty}"
+                f"repetition_penalty must be from 1e-09 to 1e+09, got {self.repetition_penalty}"
             )
 
 

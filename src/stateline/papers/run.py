@@ -17,9 +17,6 @@ from stateline.runs.results import RunRecord, to_json
 from stateline.tasks import Task
 from stateline.train.config import TrainConfig
 
-OF_NO_EFFECT = ("log_every", "save_every", "keep")
-"""Settings of a training that do not change its outcome."""
-
 
 def stored_runs(jobs: Sequence[Job], folder: Path) -> dict[Job, RunRecord]:
     """The results of the jobs that have already been run in ``folder / "runs"``."""
@@ -119,5 +116,5 @@ def _same(job: Job, run: RunRecord, config: ModelConfig, data: str) -> bool:
 
 def _training(training: TrainConfig) -> TrainConfig:
     """A training configuration without settings that do not change its outcome."""
-    plain = TrainConfig()
-    return dataclasses.replace(training, **{n: getattr(plain, n) for n in OF_NO_EFFECT})
+    plain, names = TrainConfig(), ("log_every", "save_every", "keep")
+    return dataclasses.replace(training, **{name: getattr(plain, name) for name in names})

@@ -24,9 +24,6 @@ from stateline.train.processes import Processes
 CONFIG = "config.yaml"
 """Name of the file that keeps the recipe of a run."""
 
-OF_OTHERS = (RESULTS, "config.json", "index.json")
-"""Files of a comparison, a model and a corpus: a folder with one but no recipe is not a run."""
-
 
 def single_job(
     task: Task,
@@ -131,7 +128,8 @@ def _begin(
 ) -> None:
     """Begin a run's folder, or check that its run can continue."""
     kept = found(folder)
-    begun = kept or any((folder / name).exists() for name in OF_OTHERS)
+    of_others = (RESULTS, "config.json", "index.json")  # of a comparison, a model and a corpus
+    begun = kept or any((folder / name).exists() for name in of_others)
     if begun and not (folder / CONFIG).exists():
         raise InputError(f"{folder} holds something else than a run: choose another with --out")
     if begun and not resume:

@@ -23,9 +23,6 @@ from stateline.settings import at_least
 IGNORE = -100
 """Target of a position that no loss or score counts (``ignore_index`` in PyTorch)."""
 
-DRAWN = "problems drawn from another seed"
-"""Problems on which a drawn task is scored when settings are chosen."""
-
 Settings = Mapping[str, float | str]
 
 Inputs = Int[Tensor, "batch length"] | Float[Tensor, "batch length channels"]
@@ -275,7 +272,7 @@ class Task(ABC):
             InputError: If there are too few data, or the task does not say what to hold out.
         """
         if self.drawn:
-            return DRAWN
+            return "problems drawn from another seed"
         raise InputError(
             f"settings cannot be chosen on a {type(self).__name__}, which has no "
             "hold_out_validation: add it, or use the protocol quick"

@@ -67,9 +67,6 @@ def _hidden_matrices(model: nn.Module) -> set[Tensor]:
     }
 
 
-_FUSED = ("cpu", "cuda")
-"""Devices on which PyTorch has one kernel for a whole step of AdamW."""
-
 Groups = list[dict[str, Any]]
 Moments = dict[str, Tensor]
 
@@ -89,8 +86,8 @@ class Kind(NamedTuple):
 
 
 def _adamw(groups: Groups, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW, fused if its device allows it."""
-    fused = all(p.device.type in _FUSED for group in groups for p in group["params"])
+    """AdamW, with one kernel for a whole step on devices for which PyTorch has one."""
+    fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
     betas = config.beta1, config.beta2
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=fused or None)
 

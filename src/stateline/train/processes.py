@@ -29,12 +29,6 @@ from stateline.train.segment import Segment
 
 CPU = torch.device("cpu")
 
-OF_TORCHRUN = "RANK", "MASTER_ADDR", "MASTER_PORT"
-"""Environment variables by which processes find each other."""
-
-NO_LIMIT = timedelta(days=365)
-"""For transfers that may have to wait for a disk."""
-
 
 @dataclass(frozen=True)
 class Processes:
@@ -269,7 +263,8 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield Processes(device=place)
         return
-    if missing := [name for name in OF_TORCHRUN if name not in os.environ]:
+    names = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # by which processes find each other
+    if missing := [name for name in names if name not in os.environ]:
         raise InputError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that processes train together, but "
             f"{', '.join(missing)} is not set: start them with torchrun, or unset WORLD_SIZE"
@@ -278,7 +273,8 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
     try:
         if on_gpu:
             torch.cuda.set_device(place)
-        background = dist.new_group(backend="gloo", timeout=NO_LIMIT)
+        no_limit = timedelta(days=365)  # a transfer may have to wait for a disk
+        background = dist.new_group(backend="gloo", timeout=no_limit)
         yield Processes(dist.get_rank(), dist.get_world_size(), place, background)
         dist.barrier()  # a process that sends to one that has ended may abort
     except RuntimeError as error:

@@ -19,9 +19,6 @@ SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
 MAX_BYTES = memory_bytes() // 4
 """Upper limit on what a file takes in memory, unpacked; about as much is needed to work on it."""
 
-_BATCH = 1024
-"""Rows of a Parquet file that are read at a time."""
-
 _VALUE = 32
 """Bytes that a value of a column takes at least, as an object of Python."""
 
@@ -73,7 +70,7 @@ def _read_parquet(path: Path) -> Columns:
             names, n_bytes = file.schema_arrow.names, 0
             _check_names(names)
             columns: dict[str, list[Any]] = {name: [] for name in names}
-            for batch in file.iter_batches(_BATCH):  # the metadata counts a repeated value once
+            for batch in file.iter_batches(1024):  # the metadata counts a repeated value once
                 for name, column in zip(names, map(_decoded, batch.columns), strict=True):
                     check_size(n_bytes := n_bytes + column.nbytes)
                     columns[name] += column.to_pylist()

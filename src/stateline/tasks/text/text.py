@@ -22,9 +22,6 @@ from stateline.tasks.text.corpus import LongTextTask
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", "pydoc_data"}
 _SKIPPED |= {"test", "tests", "idlelib", "lib2to3", "turtledemo"}
 
-HELD_OUT = 26 / 256
-"""Share of the files to hold out."""
-
 
 @dataclass(eq=False, kw_only=True)
 class Text(LongTextTask):
@@ -122,7 +119,7 @@ def _split(
         cut = len(text) - max(2, len(text) // 10)
         return (name,), [text[:cut]], [text[cut:][:most]]
     order = sorted(files)
-    chosen = [order[number] for number in held_out_by_hash(order, HELD_OUT)]
+    chosen = [order[number] for number in held_out_by_hash(order, share=26 / 256)]
     held_out, names, left = list[bytes](), [], most
     for name in chosen:
         if left > 0:
