@@ -13,13 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops import (
-    OPS,
-    DeltaSignals,
-    GatedDeltaSignals,
-    LinearSignals,
-    register_backend,
-)
+from stateline.ops import OPS, DeltaSignals, GatedDeltaSignals, LinearSignals, register_backend
 
 BACKEND = "fla_naive"
 

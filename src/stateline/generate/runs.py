@@ -38,10 +38,7 @@ def find_model(folder: str | Path) -> Path:
 
 
 def load_any_run(
-    folder: str | Path,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> AnyModel:
     """Read a run's model, of any kind, or a published one; arguments as for :func:`load_run`."""
     home = find_model(folder)

@@ -79,11 +79,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "breakable": _breakable,
-        "words": words,
-        "shared_notes": _shared_notes,
-    }
+    environment.filters |= {"breakable": _breakable, "words": words, "shared_notes": _shared_notes}
     return environment
 
 

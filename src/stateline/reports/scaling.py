@@ -12,14 +12,7 @@ from stateline.charts.lines import Line, Point, line_chart
 from stateline.charts.style import Model
 from stateline.reports.axes import score_axis
 from stateline.reports.format import MEDIAN, words
-from stateline.reports.records import (
-    drawn_models,
-    families,
-    middle,
-    runs_of,
-    score,
-    task_label,
-)
+from stateline.reports.records import drawn_models, families, middle, runs_of, score, task_label
 from stateline.runs.results import Results, TaskRecord
 
 FIT_SIZES = 4
