@@ -20,19 +20,17 @@ def environment() -> dict[str, str | int]:
     if torch.cuda.is_available():
         gpu = {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
     commit = {"commit": found} if (found := _commit()) else {}
-    return (
-        gpu
-        | commit
-        | {
-            "stateline": metadata.version("stateline"),
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "platform": platform.platform(),
-            "cpu": _cpu_name(),
-            "amx": int("amx_bf16" in _cpu_info()),
-            "threads": torch.get_num_threads(),
-        }
-    )
+    return {
+        **gpu,
+        **commit,
+        "stateline": metadata.version("stateline"),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "amx": int("amx_bf16" in _cpu_info()),
+        "threads": torch.get_num_threads(),
+    }
 
 
 @cache
