@@ -1,7 +1,6 @@
 """Whether new runs of a table agree with its record."""
 
 import math
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from stateline.errors import InputError
@@ -50,11 +49,7 @@ def verify(record: TableRecord, fresh: TableRecord) -> list[Verified]:
     Raises:
         InputError: If the record lacks a row or a column of the new runs.
     """
-    return [*_verify(record, fresh)]
-
-
-def _verify(record: TableRecord, fresh: TableRecord) -> Iterator[Verified]:
-    rows = {row.name: row for row in record.rows}
+    rows, verified = {row.name: row for row in record.rows}, []
     for row in fresh.rows:
         for column, heading in enumerate(fresh.columns):
             if row.name not in rows or heading not in record.columns:
@@ -62,7 +57,9 @@ def _verify(record: TableRecord, fresh: TableRecord) -> Iterator[Verified]:
             old, place = rows[row.name], record.columns.index(heading)
             for seed, now in zip(row.seeds, row.values[column], strict=True):
                 agreement = _agreement(old, place, seed, now)
-                yield Verified(row.name, heading, cell(old, place), seed, now, agreement)
+                then = cell(old, place)
+                verified.append(Verified(row.name, heading, then, seed, now, agreement))
+    return verified
 
 
 def _agreement(old: RecordedRow, column: int, seed: int, now: float | None) -> Agreement:
