@@ -65,12 +65,11 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
         """The row that continues a text; each kind of request adds its own fields."""
         temperature = 1.0 if self.temperature is None else self.temperature
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Row(
             tokenizer.encode(text).tolist() if isinstance(text, str) else text,
             sampling=Sampling(temperature, self.top_k, self.top_p, penalty),
             seed=secrets.randbits(62) if self.seed is None else self.seed,
-            stop=stop,
+            stop=self.stop or (),
             salt=self.cache_salt or "",
         )
 
