@@ -502,7 +502,7 @@ class RetypedTwin(RetypedState):
 
 
 class AgesNotPadded(RetypedState):
-    clause = "States of different lengths can be joined"
+    clause = "states of different lengths can be joined"
     kind = UnpaddedState
 
 
@@ -610,21 +610,19 @@ def test_rounded_weights_are_not_held_against_a_computation() -> None:
 def test_a_leak_is_located() -> None:
     report = check(LeakAtOnePosition)
     notes = {finding.clause: finding.note for finding in report.findings}
-    assert (
-        notes["no output sees a later input"] == "the input at position 8 changes earlier outputs"
-    )
+    assert notes["no output sees a later input"] == "forward at position t sees x[t+1] (t = 7)"
 
 
 def test_a_missing_tensor_is_named() -> None:
     report = check(TensorMissingFromTheStateDict)
     notes = {finding.clause: finding.note for finding in report.findings}
-    assert notes["a state_dict loads"] == "neither parameter nor buffer: scale"
+    assert notes["a state_dict loads"].endswith("neither parameter nor buffer: scale")
 
 
 def test_a_parameter_without_its_gradient_is_named() -> None:
     report = check(InitialStateCutEverywhere)
     notes = {finding.clause: finding.note for finding in report.findings}
-    assert notes["every parameter gets its gradient"] == "core.start"
+    assert "gradient to core.start" in notes["every parameter gets its gradient"]
 
 
 @pytest.mark.parametrize(
@@ -636,14 +634,14 @@ def test_the_table_shows_which_states_grow(layer: type[Twin], note: str) -> None
 
 
 def test_an_error_is_shown_in_one_line() -> None:
-    line = str(check(StepRaises)).splitlines()[1]
-    assert line.startswith("  BROKEN  Outputs agree ")
+    lines = str(check(StepRaises)).splitlines()
+    (line,) = (line for line in lines if line.startswith("  BROKEN  Outputs agree "))
     assert line.endswith("RuntimeError: no such step")
 
 
 def test_the_text_of_a_report_is_a_table_with_a_line_per_clause() -> None:
     good, bad = check(Twin), check(StateLargerThanTold)
-    assert str(good).startswith("Twin: the law holds\n  ok      chunks = forward ")
+    assert str(good).startswith("Twin: the law holds\n  ok      outputs have the right shape ")
     assert str(bad).startswith("StateLargerThanTold: THE LAW IS BROKEN: ")
     last = str(bad).splitlines()[-1]
     assert last.startswith("  BROKEN  state_bytes is true ")

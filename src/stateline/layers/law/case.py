@@ -3,13 +3,14 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.layers.base import AnyLayer
-from stateline.layers.state import State
+from stateline.layers.state import State, named_leaves
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative error max|a - b| / max|b| of a tensor, by dtype of the check."""
@@ -49,6 +50,15 @@ class Case:
         """Feed one token after the other by ``step_``, which changes the state."""
         with torch.no_grad():
             return torch.stack([self.layer.step_(x_t, state) for x_t in x.unbind(dim=1)], dim=1)
+
+    def verbs(self) -> dict[str, Callable[[Tensor, Any], tuple[Tensor, Any]]]:
+        """The methods that continue from a state; ``step`` reads the first token of a sequence."""
+
+        def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
+            y, state = self.layer.step(x[:, 0], state)
+            return y[:, None], state
+
+        return {"forward_chunk": self.layer.forward_chunk, "step": step}
 
     def init(self, batch_size: int | None = None, capacity: int = 0) -> State:
         """Initial state, by default with the rows of the input."""
@@ -113,6 +123,27 @@ def relative(a: Tensor, b: Tensor) -> float:
     """Largest difference over the largest entry."""
     scale = float(b.abs().max()) or 1.0
     return finite((a.to(b.dtype) - b).abs().max() / scale)
+
+
+def by_position(a: Tensor, b: Tensor) -> Tensor:
+    """Largest difference at each position."""
+    return (a - b).abs().flatten(2).amax(dim=(0, 2))
+
+
+def fields(state: Any) -> dict[str, Tensor]:
+    """The tensors of a state by name."""
+    return {name.removeprefix(".") or "the state": leaf for name, leaf in named_leaves(state)}
+
+
+def differing(first: Any, second: Any, limit: float = 0.0) -> str:
+    """Names of the fields in which two states, or results, differ by more than the limit."""
+    pairs = zip(fields(first).items(), fields(second).values(), strict=True)
+    return ", ".join(
+        name
+        for (name, a), b in pairs
+        if a.shape != b.shape
+        or not (torch.equal(a.to(b.dtype), b) or relative(1.0 * a, 1.0 * b) <= limit)
+    )
 
 
 def finite(error: Tensor) -> float:

@@ -1,14 +1,17 @@
 """Clauses about gradients: all ways to run a layer agree, and no parameter is cut off."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.layers.law.case import Case, finite, relative
-from stateline.layers.law.report import Finding
+from stateline.layers.law.report import Finding, explained
+from stateline.layers.state import State
 
 
 def gradients_agree(case: Case) -> Iterator[Finding]:
@@ -16,20 +19,53 @@ def gradients_agree(case: Case) -> Iterator[Finding]:
     x = case.x.clone().requires_grad_(case.x.is_floating_point())
     weight = torch.randn_like(case.layer(case.x))
     whole = gradients(case, x, case.layer(x), weight, ())
-    chunked = gradients(case, x, case.run(x, case.chunks, case.init())[0], weight, ())
-    stepped = gradients(case, x, case.by_steps(x, case.init())[0], weight, ())
-    yield compare("gradients: chunks = forward", chunked, whole, case.limit)
-    yield compare("gradients: steps = forward", stepped, whole, case.limit)
+    yield from _agree(case, "gradients: {} = forward", x, weight, whole)
     yield _reach(case, whole)
 
     leaves, spec = pytree.tree_flatten(case.warm())
     leaves = [t.requires_grad_() if t.is_floating_point() else t for t in leaves]
     state = pytree.tree_unflatten(leaves, spec)
     whole = gradients(case, x, case.layer.forward_chunk(x, state)[0], weight, leaves)
-    chunked = gradients(case, x, case.run(x, case.chunks, state)[0], weight, leaves)
-    stepped = gradients(case, x, case.by_steps(x, state)[0], weight, leaves)
-    yield compare("gradients from a state: chunks", chunked, whole, case.limit)
-    yield compare("gradients from a state: steps", stepped, whole, case.limit)
+    yield from _agree(case, "gradients from a state: {}", x, weight, whole, leaves, state)
+
+
+def _agree(
+    case: Case,
+    clause: str,
+    x: Tensor,
+    weight: Tensor,
+    whole: dict[str, Tensor],
+    leaves: Sequence[Tensor] = (),
+    state: State | None = None,
+) -> Iterator[Finding]:
+    """Chunks and steps have the gradients of the whole."""
+    runs = {"chunks": partial(case.run, x, case.chunks), "steps": partial(case.by_steps, x)}
+    for (told, run), verb in zip(runs.items(), case.verbs(), strict=True):
+        y, _ = run(case.init() if state is None else state)
+        found = gradients(case, x, y, weight, leaves)
+        causes = _causes(case, verb, found, whole)
+        yield compare(clause.format(told), found, whole, case.limit, causes)
+
+
+def _causes(
+    case: Case, verb: str, found: dict[str, Tensor], wanted: dict[str, Tensor]
+) -> Iterator[str]:
+    """Where a gradient stops, or is not a number."""
+    leaves, spec = pytree.tree_flatten(case.warm())
+    if floats := [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]:
+        y, after = case.verbs()[verb](case.x, pytree.tree_unflatten(leaves, spec))
+        if y.requires_grad:
+            given = torch.autograd.grad(
+                y.sum(), floats, allow_unused=True, materialize_grads=True, retain_graph=True
+            )
+            if not any(bool(grad.any()) for grad in given):
+                yield f"{verb} passes no gradient through its state"
+        if not any(leaf.requires_grad for leaf in pytree.tree_leaves(after)):
+            yield f"{verb} passes no gradient through the state that it returns"
+    if lost := [name for name, grad in found.items() if not grad.isfinite().all()]:
+        yield f"the gradient that {verb} gives {lost[0]} is not a number"
+    if lost := [name for name, grad in wanted.items() if grad.any() and not found[name].any()]:
+        yield f"init_state or {verb} passes no gradient to {', '.join(lost)}, forward does"
 
 
 def gradients(
@@ -48,7 +84,11 @@ def gradients(
 
 
 def compare(
-    clause: str, found: dict[str, Tensor], wanted: dict[str, Tensor], limit: float
+    clause: str,
+    found: dict[str, Tensor],
+    wanted: dict[str, Tensor],
+    limit: float,
+    causes: Iterable[str] = (),
 ) -> Finding:
     """The worst of the tensors, each relative to its own largest entry.
 
@@ -61,7 +101,8 @@ def compare(
         for name, t in wanted.items()
     }
     worst = max(errors, key=lambda name: errors[name])
-    return Finding(clause, errors[worst], limit, "" if errors[worst] <= limit else worst)
+    causes = chain(causes, [f"{clause} does not hold: {worst}"])
+    return explained(clause, errors[worst], limit, causes)
 
 
 def _reach(case: Case, grads: dict[str, Tensor]) -> Finding:
@@ -76,4 +117,6 @@ def _reach(case: Case, grads: dict[str, Tensor]) -> Finding:
             parameter.add_(torch.randn_like(parameter), alpha=0.01)
             errors[name] = relative(twin(case.x), case.layer(case.x))
     worst = max(errors, key=lambda name: errors[name])
-    return Finding("every parameter gets its gradient", errors[worst], case.limit, worst)
+    cause = f"no method passes a gradient to {worst}, which is used"
+    clause = "every parameter gets its gradient"
+    return explained(clause, errors[worst], case.limit, iter([cause]))

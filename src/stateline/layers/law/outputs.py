@@ -3,13 +3,16 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stateline.errors import one_line
-from stateline.layers.law.case import Case, relative
-from stateline.layers.law.report import Finding
+from stateline.layers.base import AnyLayer
+from stateline.layers.law.case import Case, by_position, differing, fields, finite, relative
+from stateline.layers.law.report import Finding, explained
 from stateline.layers.state import copied, select_rows, shown
 
 
@@ -19,8 +22,58 @@ def outputs_agree(case: Case) -> Iterator[Finding]:
         whole = case.layer(case.x)
         chunked, _ = case.run(case.x, case.chunks, case.init())
         stepped, _ = case.by_steps(case.x, case.init())
-    yield Finding("chunks = forward", relative(chunked, whole), case.limit)
-    yield Finding("steps = forward", relative(stepped, whole), case.limit)
+    error, causes = relative(chunked, whole), chain(_unused(case, "forward_chunk"), _chunks(case))
+    yield explained("chunks = forward", error, case.limit, causes)
+    error, causes = relative(stepped, whole), chain(_unused(case, "step"), _steps(case))
+    yield explained("steps = forward", error, case.limit, causes)
+
+
+@torch.no_grad()
+def _unused(case: Case, verb: str) -> Iterator[str]:
+    """The output depends on the state, if the output of forward depends on earlier inputs."""
+    head, call, start = case.chunks[0], case.verbs()[verb], case.init()
+    x = case.x.clone()
+    x[:, :head] = case.example(case.x.shape[0], head)
+    if relative(case.layer(case.x)[:, head:], case.layer(x)[:, head:]) > case.limit:
+        first, second = (case.layer.forward_chunk(own[:, :head], start)[1] for own in (case.x, x))
+        if not differing(start, call(case.x, start)[1], case.limit):
+            yield f"{verb} returns its state as it was: nothing is carried on"
+        if not differing(first, second, case.limit):
+            yield "forward_chunk returns a state that does not depend on its input"
+        outputs = (call(case.x[:, head:], state)[0] for state in (first, second))
+        if relative(*outputs) <= case.limit:
+            yield f"{verb} ignores its state"
+    for name, leaf in fields(start).items():
+        if leaf.is_floating_point() and leaf.dtype != case.dtype:
+            told = f"{leaf.dtype} in a layer of {case.dtype}"
+            yield f"init_state makes {name} of the state {told}: give it the dtype of a weight"
+
+
+@torch.no_grad()
+def _chunks(case: Case) -> Iterator[str]:
+    x, head = case.x, case.chunks[0]
+    whole = case.layer(x)
+    once, wanted = case.layer.forward_chunk(x, case.init())
+    if relative(once, whole) > case.limit:
+        apart = by_position(once, whole) / float(whole.abs().max() or 1.0)
+        places = (~(apart <= case.limit)).nonzero()
+        where = f"first at position {int(places[0])}" if len(places) else "though each is near"
+        yield f"forward_chunk from an initial state is not forward, {where}"
+    _, end = case.run(x, (head, x.shape[1] - head), case.init())
+    wrong = differing(end, wanted, case.limit)
+    state = f": {wrong} of two chunks is not that of one" if wrong else ""
+    yield f"forward_chunk does not go on where the chunk before ended{state}"
+
+
+@torch.no_grad()
+def _steps(case: Case) -> Iterator[str]:
+    _, begun = case.layer.forward_chunk(case.x, case.init())
+    y, after = case.layer.step(case.x[:, 0], begun)
+    y_chunk, after_chunk = case.layer.forward_chunk(case.x[:, :1], begun)
+    if relative(y, y_chunk[:, 0]) > case.limit:
+        yield "step returns another output than forward_chunk of one token"
+    if wrong := differing(after, after_chunk, case.limit):
+        yield f"step returns another state than forward_chunk of one token: {wrong}"
 
 
 def donated_steps_agree(case: Case) -> Iterator[Finding]:
@@ -32,29 +85,44 @@ def donated_steps_agree(case: Case) -> Iterator[Finding]:
         donated = copied(state)
         y = case.by_steps_in_place(x_rest, donated)
         wanted, after = case.by_steps(x_rest, state)
+        same = not differing(state, donated, case.limit)
         following, _ = case.layer.step(case.x[:, 0], donated)
         wanted_following, _ = case.layer.step(case.x[:, 0], after)
+
+    def differences() -> Iterator[str]:
+        if relative(y[:, 0], wanted[:, 0]) > case.limit:
+            yield "step_ returns another output than step"
+        yield f"step_ leaves {'its state as it was' if same else 'another state than step'}"
+
     error = max(relative(y, wanted), relative(following, wanted_following))
-    yield Finding("step_ = step", error, case.limit)
+    yield explained("step_ = step", error, case.limit, differences())
 
     twin = replace(case, layer=copy.deepcopy(case.layer))  # a state may be the layer's own memory
     with torch.no_grad():
-        whole = case.layer(case.x)
-        for _ in range(2):
-            y = twin.by_steps_in_place(case.x, twin.init(capacity=case.x.shape[1]))
-    yield Finding("every initial state is a fresh one", relative(y, whole), case.limit)
+        state = twin.init(capacity=case.x.shape[1])
+        before = copied(state)
+        twin.by_steps_in_place(case.x, state)
+        again = twin.init(capacity=case.x.shape[1])
+        shared = differing(before, again, case.limit)
+        error = relative(twin.by_steps_in_place(case.x, again), case.layer(case.x))
+    note = f"init_state returns the same memory every time: {shared}" if shared else ""
+    yield Finding("every initial state is a fresh one", error, case.limit, note)
 
 
 def outputs_fit(case: Case) -> Iterator[Finding]:
     """Outputs have the shape and the dtype of the layer."""
     with torch.no_grad():
-        note = next(misfits(case), "")
+        note = next(_misfits(case), "")
     yield Finding("outputs have the right shape", float(bool(note)), 0.0, note)
 
 
-def misfits(case: Case) -> Iterator[str]:
+def _misfits(case: Case) -> Iterator[str]:
     """In words: the errors of methods, and results that are no output of the layer."""
     layer, x, state = case.layer, case.x, case.init(capacity=1)
+    for name, leaf in fields(case.init()).items():
+        if isinstance(leaf, Tensor) and leaf.shape[:1] != x.shape[:1]:
+            told = f"no row for each of {len(x)} sequences: {[*leaf.shape]}"
+            yield f"{name} of the state has {told}"
     calls: dict[str, Callable[[], Any]] = {
         "forward_chunk": lambda: layer.forward_chunk(x, state),
         "step": lambda: layer.step(x[:, 0], state),
@@ -79,14 +147,71 @@ def misfits(case: Case) -> Iterator[str]:
             yield f"{verb} returns numbers that are not finite"
 
 
+def results_repeat(case: Case) -> Iterator[Finding]:
+    """Results depend on the arguments alone."""
+    with torch.no_grad():
+        note = next(_other_causes(case), "")
+    yield Finding("results depend on the arguments alone", float(bool(note)), 0.0, note)
+
+
+def _other_causes(case: Case) -> Iterator[str]:
+    x, state = case.x, case.warm()
+    calls: dict[str, Callable[[AnyLayer], Any]] = {
+        "init_state": lambda layer: layer.init_state(len(x)),
+        "forward": lambda layer: layer(x),
+        "forward_chunk": lambda layer: layer.forward_chunk(x, state),
+        "step": lambda layer: layer.step(x[:, 0], state),
+    }
+    for verb, call in calls.items():
+        first, second = (call(copy.deepcopy(case.layer)) for _ in range(2))
+        if differing(first, second, case.limit):
+            yield f"{verb} draws random numbers: two calls with one input return two results"
+    for verb, run in case.verbs().items():
+        state = case.warm()
+        y, _ = run(x, state)
+        run(case.example(*x.shape[:2]), case.warm())
+        if relative(run(x, state)[0], y) > case.limit:
+            yield f"{verb} remembers earlier calls: its state is not only in its arguments"
+
+
+def rows_do_not_mix(case: Case) -> Iterator[Finding]:
+    """Rows do not mix."""
+    changed = case.x.clone()
+    changed[0] = case.example(1, case.x.shape[1])[0]
+    state = case.warm()
+    turned, others = list(reversed(range(len(case.x)))), range(1, len(case.x))
+    with torch.no_grad():
+        y, after = case.layer.forward_chunk(case.x, state)
+        y_changed, after_changed = case.layer.forward_chunk(changed, state)
+        y_next, _ = case.layer.step(case.x[:, 0], after)
+        y_next_changed, _ = case.layer.step(changed[:, 0], after_changed)
+        y_turned, _ = case.layer.forward_chunk(case.x[turned], select_rows(state, turned))
+        own, own_changed = (select_rows(state, others) for state in (after, after_changed))
+        mixed = differing(own, own_changed, case.limit)
+        errors = {
+            "forward": relative(case.layer(changed)[1:], case.layer(case.x)[1:]),
+            "forward_chunk": max(relative(y_changed[1:], y[1:]), relative(y_turned, y[turned])),
+            "step": relative(y_next_changed[1:], y_next[1:]),
+        }
+    verbs = [verb for verb, error in errors.items() if error > case.limit]
+    if verbs == ["step"] and mixed:
+        note = f"forward_chunk mixes rows in its state: {mixed}"
+    else:
+        note = f"{verbs[0]} mixes rows: the outputs of a row depend on other rows" if verbs else ""
+    yield Finding("rows do not mix", max(errors.values()), case.limit, note)
+
+
 def causality(case: Case) -> Iterator[Finding]:
     """No output depends on a later input."""
-    yield _leak(case, training=False)
-    yield _leak(case, training=True)
+    clause = "no output sees a later input"
+    forward, chunk = _leak(case, clause, "forward"), _leak(case, clause, "forward_chunk")
+    yield chunk if forward.ok else forward
+    training = replace(case, layer=copy.deepcopy(case.layer).train())
+    yield _leak(training, f"{clause}, in training", "forward", "in training mode, ")
 
 
-def _leak(case: Case, training: bool) -> Finding:
-    """The effect of each input on earlier outputs; random numbers of training are the same."""
+def _leak(case: Case, clause: str, verb: str, when: str = "") -> Finding:
+    """The largest effect of an input on earlier outputs; random numbers are the same."""
     length = case.x.shape[1]
     row = case.x[:1]
     changed = row.repeat_interleave(length, dim=0)
@@ -97,32 +222,14 @@ def _leak(case: Case, training: bool) -> Finding:
     for x in (row.expand_as(changed), changed):
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            outputs.append(copy.deepcopy(case.layer).train(training)(x))
+            twin = copy.deepcopy(case.layer)
+            chunk = verb == "forward_chunk"
+            outputs.append(twin.forward_chunk(x, twin.init_state(length))[0] if chunk else twin(x))
     before, after = outputs
     later = (diagonal[None, :] >= diagonal[:, None]).view(length, length, *[1] * (after.ndim - 2))
     difference = (after - before).abs().masked_fill(later, 0.0)
-    worst = difference.flatten(1).amax(dim=1)
-    error = float(worst.max()) / (float(before.abs().max()) or 1.0)
-    late = f"the input at position {int(worst.argmax())} changes earlier outputs"
-    note = "" if error <= case.limit else late
-    clause = "no output sees a later input" + (", in training" if training else "")
-    return Finding(clause, error, case.limit, note)
-
-
-def rows_do_not_mix(case: Case) -> Iterator[Finding]:
-    """Rows do not mix."""
-    changed = case.x.clone()
-    changed[0] = case.example(1, case.x.shape[1])[0]
-    state = case.warm()
-    turned = list(reversed(range(case.x.shape[0])))
-    with torch.no_grad():
-        error = relative(case.layer(changed)[1:], case.layer(case.x)[1:])
-        y, after = case.layer.forward_chunk(case.x, state)
-        y_changed, after_changed = case.layer.forward_chunk(changed, state)
-        error = max(error, relative(y_changed[1:], y[1:]))
-        y_next, _ = case.layer.step(case.x[:, 0], after)
-        y_next_changed, _ = case.layer.step(changed[:, 0], after_changed)
-        error = max(error, relative(y_next_changed[1:], y_next[1:]))
-        y_turned, _ = case.layer.forward_chunk(case.x[turned], select_rows(state, turned))
-        error = max(error, relative(y_turned, y[turned]))
-    yield Finding("rows do not mix", error, case.limit)
+    worst = difference.reshape(length, length, -1).amax(dim=2)  # by changed input, and by output
+    error = finite(worst.max() / (float(before.abs().max()) or 1.0))
+    place, seen = divmod(int(worst.argmax()), length)
+    told = f"{when}{verb} at position t sees x[t+{place - seen}] (t = {seen})"
+    return explained(clause, error, case.limit, iter([told]))

@@ -8,9 +8,16 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from stateline.layers.law.case import Case, change_by_rounding, finite
+from stateline.layers.law.case import (
+    Case,
+    by_position,
+    change_by_rounding,
+    differing,
+    finite,
+    relative,
+)
 from stateline.layers.law.gradients import compare, gradients
-from stateline.layers.law.report import Finding
+from stateline.layers.law.report import Finding, explained
 from stateline.layers.state import State, cat_states, select_rows
 
 SHARES = (0.15, 0.4, 0.8)
@@ -39,7 +46,8 @@ def packed_rows_agree(case: Case) -> Iterator[Finding]:
             errors = [_output_error(case, starts, own) for starts in masks]
         error = max(errors)
         starts = masks[errors.index(error)]
-        yield Finding(clause, error, _limit(case, error, own, partial(_outputs, starts=starts)))
+        limit = _limit(case, error, own, partial(_outputs, starts=starts))
+        yield explained(clause, error, limit, _causes(case, own))
 
         told, starts = f"gradients: {clause}", masks[0]
         weight = torch.randn_like(case.layer(case.x))
@@ -52,6 +60,25 @@ def packed_rows_agree(case: Case) -> Iterator[Finding]:
             error = _apart(_joined(packed), _joined(separate))
             run = partial(_joined_gradients, starts=starts, weight=weight.double())
             yield Finding(told, error, _limit(case, error, own, run))
+
+
+@torch.no_grad()
+def _causes(case: Case, state: State | None) -> Iterator[str]:
+    """What a document that begins in the middle sees of the one before."""
+    x, half = case.x, case.x.shape[1] // 2
+    verb = "forward with starts" if state is None else "forward_chunk with starts"
+    starts = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+    starts[:, half] = True
+    other = torch.cat([case.example(*x.shape[:2])[:, :half], x[:, half:]], dim=1)
+    (y, after), (y_other, after_other) = (_packed(case, own, starts, state) for own in (x, other))
+    seen = by_position(y, y_other)[half:]
+    places = (seen > case.limit * float(y.abs().max())).nonzero()
+    if len(places):
+        yield f"{verb} sees the document before, first at its position {int(places[0])}"
+    if left := differing(after, after_other, case.limit):
+        yield f"{verb} leaves the document before in {left}"
+    if relative(y[:, half:], _separately(case, x, starts, state)[0][:, half:]) > case.limit:
+        yield f"{verb} does not reset the state: positions or settings continue"
 
 
 def _output_error(case: Case, starts: Tensor, state: State | None) -> float:

@@ -36,18 +36,19 @@ def precision(case: Case) -> Iterator[Finding]:
         y_step, after_step = low.step(x[:, 0], after)
         outputs = {"forward": low(x), "forward_chunk": y_chunk, "step": y_step}
         outputs["step_"] = low.step_(x[:, 0], after)
-    note = "".join(
-        f"{verb} returns {str(y.dtype)[6:]}; "
+    faults = [
+        f"in bfloat16, {verb} returns {str(y.dtype)[6:]}"
         for verb, y in outputs.items()
         if y.dtype != torch.bfloat16
-    )
+    ]
     for which, found in (("init_state", state), ("forward_chunk", after), ("step", after_step)):
         if [t.dtype for t in pytree.tree_leaves(found)] != [
             t.dtype for t in pytree.tree_leaves(state)
         ]:
-            note += f"{which} changes a dtype in the state; "
+            faults.append(f"in bfloat16, {which} changes a dtype in the state")
         if low_names := _low_accumulators(found):
-            note += f"{which} keeps {', '.join(low_names)} in half precision; "
+            told = f"in bfloat16, {which} keeps {', '.join(low_names)} in half precision"
+            faults.append(told)
     chooses = any(getattr(module, "chooses", False) for module in case.layer.modules())
     measure = _at_half_of_the_positions if chooses else relative
     error = max(measure(outputs["forward"], exact), measure(y_chunk, exact))
@@ -58,9 +59,9 @@ def precision(case: Case) -> Iterator[Finding]:
         limit = max(limit, ROUNDINGS * change)
     yield Finding(
         "bfloat16 runs, accumulators float32",
-        float("inf") if note else error,
+        float("inf") if faults else error,
         limit,
-        note.removesuffix("; "),
+        "; ".join(faults),
     )
 
 

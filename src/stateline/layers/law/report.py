@@ -1,11 +1,12 @@
 """The result of a check: findings, and a table of them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """The result of one clause of the law."""
+    """The result of one clause of the law; if it is broken, the note says what is wrong."""
 
     clause: str
     error: float
@@ -18,29 +19,41 @@ class Finding(NamedTuple):
         return self.error <= self.limit
 
 
+def explained(clause: str, error: float, limit: float, causes: Iterator[str]) -> Finding:
+    """A finding whose note, if it is broken, is the first cause; others are not looked for."""
+    return Finding(clause, error, limit, "" if error <= limit else next(causes, ""))
+
+
 @dataclass(frozen=True)
 class LawReport:
     """The results of a layer; ``str(report)`` is a table.
 
     Attributes:
         name: Name of the layer.
-        findings: The result of every clause.
+        findings: The result of every clause, causes before their consequences.
         diagnosis: What is wrong, in one sentence; empty if the law holds.
     """
 
     name: str
     findings: tuple[Finding, ...]
-    diagnosis: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether every clause holds."""
         return all(finding.ok for finding in self.findings)
 
+    @property
+    def diagnosis(self) -> str:
+        """The cause: the first clauses break the later ones."""
+        for clause, error, limit, note in self.findings:
+            if not error <= limit:
+                return note.split("; ")[0] or f"{clause} does not hold: an error of {error:.0e}"
+        return ""
+
     def __str__(self) -> str:
         width = max(len(finding.clause) for finding in self.findings)
-        said = f"THE LAW IS BROKEN: {self.diagnosis}" if self.diagnosis else "THE LAW IS BROKEN"
-        lines = [f"{self.name}: {'the law holds' if self.ok else said}"]
+        said = "the law holds" if self.ok else f"THE LAW IS BROKEN: {self.diagnosis}"
+        lines = [f"{self.name}: {said}"]
         for clause, error, limit, note in self.findings:
             verdict = "ok    " if error <= limit else "BROKEN"
             lines.append(
