@@ -1,3 +1,4 @@
+import codecs
 import json
 import os
 import sys
@@ -44,6 +45,13 @@ def test_hidden_empty_and_binary_files_of_a_folder_are_passed_over(write: Write)
 
 def test_a_file_that_is_named_is_read_whatever_is_in_it(write: Write) -> None:
     assert texts(write("books", a=b"\0\xff") / "a") == {"a": "\0\udcff"}
+
+
+def test_a_file_with_nothing_but_a_byte_order_mark_is_empty(write: Write) -> None:
+    root = write("books", a="alpha", mark=codecs.BOM_UTF8)
+    assert texts(root) == {"books/a": "alpha"}
+    with pytest.raises(InputError, match=r"found no text in .*mark"):
+        texts(root / "mark")
 
 
 def test_a_line_of_json_is_a_document(write: Write) -> None:

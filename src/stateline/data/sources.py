@@ -1,5 +1,6 @@
 """Documents of the sources: files, folders, JSON lines, saved data sets."""
 
+import codecs
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
 
     A document is a file, a line of a file ``*.jsonl``, or a row of a saved data set. Hidden, empty
     and binary files (a zero byte in the first kilobyte) of a folder are skipped, as are empty lines
-    and rows. The text of a row is in the field ``text_key``.
+    and rows. A file with nothing but a byte order mark is empty. The text of a row is in the field
+    ``text_key``.
 
     Raises:
         InputError: If a source cannot be read, is packed, has no text, or is given twice.
@@ -82,7 +84,7 @@ def _is_used(path: Path, source: Path) -> bool:
     if path.is_dir():
         return True
     with path.open("rb") as file:
-        beginning = file.read(1024)
+        beginning = file.read(1024).removeprefix(codecs.BOM_UTF8)
     return bool(beginning) if path == source else is_text(beginning)
 
 
