@@ -150,6 +150,9 @@ def test_the_verdict_follows_from_the_outcomes(
         ({"of": "good"}, "one of above and below"),
         ({"of": "good", "above": 1.0, "below": 2.0}, "one of above and below"),
         ({"of": "good", "above": "good"}, "only in another column"),
+        ({"of": "good", "above": "bad", "share": True, "by": 0.1}, "compared as they are"),
+        ({"of": "good", "above": 50.0, "times": 2.0}, "for another row, not for a number"),
+        ({"of": "good", "above": 50.0, "against": UPDATES}, "for another row, not for a number"),
     ],
 )
 def test_a_statement_without_sense_is_refused(statement: dict[str, object], message: str) -> None:

@@ -42,8 +42,8 @@ class Statement(
         above: Name of the row that it is above, or a number; one of ``above`` and ``below``.
         below: The same if it is below.
         column: Heading of the value's column; by default the first.
-        against: Heading of the other value's column; by default the same.
-        times: Factor of the other value.
+        against: Heading of the other row's column; by default the same.
+        times: Factor of the other row's value.
         by: Number that is added to the product.
         share: Compare the shares of seeds that have solved the task, from 0 to 1, instead of the
             values; the record says for the column what counts as solved.
@@ -65,6 +65,8 @@ class Statement(
             raise ValueError("a row is compared to itself only in another column: add against")
         if self.share and (self.times, self.by, self.against) != (1.0, 0.0, ""):
             raise ValueError("shares are compared as they are: leave out times, by and against")
+        if not isinstance(self.other, str) and (self.times, self.against) != (1.0, ""):
+            raise ValueError("times and against are for another row, not for a number: leave both")
 
     @property
     def other(self) -> str | float:
