@@ -1,5 +1,6 @@
 """Which model a report decides on, at which cost, and how surely."""
 
+import math
 import re
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from stateline.runs.results import Results
 from tests.reports.typed import typed, with_task
 
 CURVE = {"step": 1, "loss": 1.0, "metric": 0.1}
+
+STEPS = range(500, 1001, 50)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +126,24 @@ def test_of_equal_scores_the_smallest_state_is_taken(make):
     assert row.sure == "not told apart from “h3*2” (3 seeds)"
 
 
+def test_of_losses_the_lowest_is_best(make):
+    task = make.text_task(eval_lengths=[256])
+    scores = {"h3*2": [2.5, 2.6, 2.4], "lstm*2": [2.0, 2.05, 1.95]}
+    results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
+    (row,) = decided(results).values()
+    assert (row.best, row.sure) == ("lstm*2", "clearly best (3 seeds)")
+    assert row.following.startswith("“h3*2” 2.500 (+0.500)")
+
+
+def test_losses_are_equal_within_a_hundredth_of_the_best(make):
+    task = make.text_task(eval_lengths=[256])
+    scores = {"h3*2": [2.4, 2.5, 2.6], "lstm*2": [2.42, 2.52, 2.62]}
+    costs = [make.speed("h3*2"), make.speed("lstm*2", state_bytes={"256": 900, "1024": 900})]
+    results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
+    (row,) = decided(results | {"speed": costs}).values()
+    assert row.best == "lstm*2"
+
+
 def test_one_seed_decides_nothing(make):
     assert {row.sure for row in decided(make.results()).values()} == {"one seed: not decided"}
 
@@ -174,18 +195,42 @@ def test_models_that_only_guess_are_said_to(make):
 
 
 @pytest.mark.parametrize(
-    ("slope", "asked"), [(0.1, "about 600 steps more"), (0.02, "more than 10 times"), (0.0, "")]
+    ("slopes", "asked"),
+    [
+        ([0.1, 0.1], "about 600 steps more"),
+        ([0.02, 0.02], "more than 10 times"),
+        ([0.0, 0.0], ""),
+        ([0.1, 0.0], ""),  # most curves must rise
+        ([0.1, 0.2, 0.0], "about 300 steps more"),
+    ],
 )
-def test_a_curve_that_still_rises_asks_for_the_steps_to_its_goal(make, slope, asked):
-    """The score is 0.9 at step 1000, and rises by ``slope`` per factor e of the steps."""
-    import math
-
+def test_a_curve_that_still_rises_asks_for_the_steps_to_its_goal(make, slopes, asked):
+    """The score is 0.9 at step 1000, and rises by a slope per factor e of the steps."""
     task = make.task(problems=1024)
-    points = [(step, 0.9 + slope * math.log(step / 1000)) for step in range(500, 1001, 50)]
-    curve = [CURVE | {"step": step, "metric": value} for step, value in points]
-    runs = runs_at(make, task, {"h3*2": [0.9, 0.9]})
-    runs = [run | {"curve": curve, "steps": 1000} for run in runs]
-    goal = math.expm1(0.05 / 0.1) * 1000
-    assert 600 < goal < 700
+    runs = [
+        run
+        | {"steps": 1000}
+        | {
+            "curve": [
+                CURVE | {"step": n, "metric": 0.9 + slope * math.log(n / 1000)} for n in STEPS
+            ]
+        }
+        for run, slope in zip(
+            runs_at(make, task, {"h3*2": [0.9] * len(slopes)}), slopes, strict=True
+        )
+    ]
+    assert 600 < math.expm1(0.05 / 0.1) * 1000 < 700
+    assert 250 < math.expm1(0.05 / 0.2) * 1000 < 350
     said = outlook(*with_task(make.results(tasks=[task], models=["h3*2"], runs=runs), task))
     assert said == [] if not asked else asked in said[0]
+
+
+@pytest.mark.parametrize(("slope", "told"), [(0.1, True), (0.02, False)])
+def test_a_loss_that_falls_by_a_hundredth_asks_for_as_many_steps_again(make, slope, told):
+    """The loss is about 2, and falls by ``slope`` per factor e of the steps."""
+    task = make.text_task()
+    curve = [CURVE | {"step": n, "metric": 2 - slope * math.log(n / 1000)} for n in STEPS]
+    runs = runs_at(make, task, {"h3*2": [2.0, 2.0]})
+    runs = [run | {"curve": curve, "steps": 1000} for run in runs]
+    said = outlook(*with_task(make.results(tasks=[task], models=["h3*2"], runs=runs), task))
+    assert ["“h3*2” (about 1,000 steps more)" in text for text in said] == [True] * told
