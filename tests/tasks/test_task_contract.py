@@ -196,6 +196,14 @@ def test_the_right_answers_score_one(name: str) -> None:
     assert task.score(answers, answers)[task.metric] == 1.0
 
 
+@pytest.mark.parametrize("name", GENERATED)
+def test_every_problem_is_counted(name: str) -> None:
+    task = make_task(name)
+    assert isinstance(task, GeneratedTask)
+    counts = [len(task.problems(task.train_length, index).answers) for index in range(3)]
+    assert task.problems_scored(3) == sum(counts)
+
+
 @pytest.fixture(params=LABELLED)
 def labelled(request: pytest.FixtureRequest) -> LabelledTask:
     brief = ", statements=20" if request.param == "algorithm" else ""
@@ -216,6 +224,11 @@ def test_labelled_batches_are_as_long_as_wanted(labelled: LabelledTask) -> None:
         tokens, targets = labelled.labelled(length, 0)
         assert tokens.shape == targets.shape
         assert tokens.shape[1] == length
+
+
+def test_every_labelled_row_is_counted(labelled: LabelledTask) -> None:
+    counts = [len(labelled.labelled(labelled.train_length, index).tokens) for index in range(3)]
+    assert labelled.problems_scored(3) == sum(counts)
 
 
 def test_labelled_batches_depend_on_length_and_index_alone(labelled: LabelledTask) -> None:
