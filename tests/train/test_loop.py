@@ -134,6 +134,22 @@ def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:
     assert c.value.steps == 1
 
 
+@pytest.mark.cpu
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
+    config = TrainConfig(steps=2, lr=1e39, clip=0.0, warmup_steps=0, eval_every=0, save_every=1)
+    said = "a weight or its moments became infinite or NaN at step 1: lower lr"
+    with pytest.raises(TrainingDiverged, match=said):
+        train(model(), task(), config, folder=tmp_path)
+    assert not [*tmp_path.rglob("*.safetensors")]
+
+
+@pytest.mark.cpu
+def test_an_output_that_is_no_number_is_named_with_the_step_of_the_score() -> None:
+    with pytest.raises(TrainingDiverged, match="the output became NaN at step 1: lower lr") as c:
+        run(lr=1e38, clip=0.0, steps=1)
+    assert c.value.steps == 0
+
+
 def test_it_stops_when_the_score_is_as_good_as_asked() -> None:
     result = run(eval_every=2, stop_at=0.0)
     assert (result.stopped, result.steps, result.curve[-1].steps) == ("solved", 2, 6)
