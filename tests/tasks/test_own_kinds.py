@@ -95,6 +95,23 @@ def registered() -> Iterator[None]:
     del TASKS["own_drawn"], TASKS["own_finite"]
 
 
+class Halves(GeneratedTask):
+    """Its answers are 0, 0, 0 in the first half, and 0, 1, 1 in the second."""
+
+    train_length = 1
+
+    def train_batch(self, index: int) -> Batch:
+        raise NotImplementedError
+
+    def problems(self, length: int, index: int) -> Problems:
+        answers = torch.tensor([0, 0, 0, 0, 1, 1])[:, None]
+        return Problems(answers, answers)
+
+
+def test_chance_scores_the_answer_of_each_half_on_the_other() -> None:
+    assert Halves().chance(batches=1) == 1 / 6
+
+
 def compared(folder: Path, task: str, **settings: Any) -> Results:
     comparison = Comparison(["lstm"], [task], d_model=4, steps=4, seeds=1, **settings)
     return compare(comparison, folder, workers=0, timing="none", device="cpu")
