@@ -229,6 +229,8 @@ def test_an_interrupted_run_generates_text(recipe: str, capsys: pytest.CaptureFi
 
 def test_resume_tells_of_another_environment(recipe: str, caplog: pytest.LogCaptureFixture) -> None:
     main(["train", recipe])
+    assert main(["train", recipe, "--resume"]) == 0
+    assert "last bits" not in caplog.text
     (kept,) = found(Path("run"))
     record = json.loads((kept / RECORD).read_text())
     threads = record["environment"]["threads"]
