@@ -1,3 +1,4 @@
+import gc
 import math
 from pathlib import Path
 from typing import Any, get_args
@@ -261,6 +262,18 @@ def test_muon_moves_matrices_by_the_polar_factor_of_the_momentum() -> None:
     sizes = torch.linalg.svdvals(linear.weight.detach()) / (0.2 * 32**0.5)
     assert sizes.min() > 0.3  # of Newton and Schulz, whose five steps end between 0.5 and 1.5
     assert sizes.max() < 1.6
+
+
+def test_muon_keeps_nothing_of_a_step_but_the_momentum() -> None:
+    weight = nn.Parameter(torch.ones(8, 8))
+    optimizer = Muon([weight], lr=0.1)
+    gc.collect()  # what earlier tests left
+    counts = []
+    for _ in range(3):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        counts.append(sum(type(found) is torch.Tensor for found in gc.get_objects()))
+    assert counts[0] == counts[1] == counts[2]
 
 
 def test_muon_updates_each_expert_as_a_matrix_of_its_own() -> None:
