@@ -23,6 +23,8 @@ from stateline.plugins import import_code
 from stateline.reports import read_results
 from stateline.runs.folder import recorded_imports
 from stateline.tasks import make_task
+from stateline.train.config import TrainConfig
+from stateline.train.loop import train
 
 RECALL = "associative_recall(length=4, batch_size=4)"
 
@@ -225,6 +227,19 @@ class TestInThisProcess:
             monkeypatch.setattr(f"{place}.make_task", counted)
         compare(tiny("h3", "lstm"), tmp_path, workers=0)
         assert made == [RECALL]
+
+    def test_every_seed_trains_on_data_of_its_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seeds = []
+
+        def trained(model: Any, task: Any, config: TrainConfig, **keywords: Any) -> Any:
+            seeds.append((task.seed, config.seed))
+            return train(model, task, config, **keywords)
+
+        monkeypatch.setattr("stateline.runs.train.train", trained)
+        compare(tiny("h3", seeds=2), tmp_path, workers=0)
+        assert seeds == [(0, 0), (1, 1)]
 
     def test_it_trains_on_one_thread_and_leaves_the_number_as_it_was(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
