@@ -121,6 +121,7 @@ def change_by_rounding(
 
 def relative(a: Tensor, b: Tensor) -> float:
     """Largest difference over the largest entry."""
+    a, b = a.detach(), b.detach()
     scale = float(b.abs().max()) or 1.0
     return finite((a.to(b.dtype) - b).abs().max() / scale)
 

@@ -55,7 +55,7 @@ def _chunks(case: Case) -> Iterator[str]:
     whole = case.layer(x)
     once, wanted = case.layer.forward_chunk(x, case.init())
     if relative(once, whole) > case.limit:
-        apart = by_position(once, whole) / float(whole.abs().max() or 1.0)
+        apart = by_position(once, whole) / (whole.abs().max() or 1.0)
         places = (~(apart <= case.limit)).nonzero()
         where = f"first at position {int(places[0])}" if len(places) else "though each is near"
         yield f"forward_chunk from an initial state is not forward, {where}"

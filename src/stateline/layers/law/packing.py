@@ -72,7 +72,7 @@ def _causes(case: Case, state: State | None) -> Iterator[str]:
     other = torch.cat([case.example(*x.shape[:2])[:, :half], x[:, half:]], dim=1)
     (y, after), (y_other, after_other) = (_packed(case, own, starts, state) for own in (x, other))
     seen = by_position(y, y_other)[half:]
-    places = (seen > case.limit * float(y.abs().max())).nonzero()
+    places = (seen > case.limit * y.abs().max()).nonzero()
     if len(places):
         yield f"{verb} sees the document before, first at its position {int(places[0])}"
     if left := differing(after, after_other, case.limit):
