@@ -322,6 +322,7 @@ def test_a_state_of_another_window_is_refused(tmp_path: Any) -> None:
         load_state(tmp_path / "state", five)
 
 
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize(
     ("state", "told"), [({}, "a dict"), ([], "a list"), (None, "a NoneType"), ((0,), "a int")]
 )
