@@ -1,5 +1,6 @@
 """Every planted bug is caught under its clause, and named rightly in one sentence."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from stateline.layers import SequenceLayer
 from stateline.layers.law import check_layer
 from stateline.layers.law.case import Case
 from stateline.layers.law.precision import precision
+from stateline.layers.law.report import explained
 from tests.layers import test_law as planted
 from tests.layers.test_law import BUGS, Twin, check
 
@@ -170,3 +172,10 @@ def test_half_precision_of_layers_that_choose_is_judged_by_half_of_the_positions
 
     (found,) = precision(Case(Choosing(2), torch.ones(1, 5, 2), (5,), torch.float64))
     assert (found.error <= found.limit) is allowed
+
+
+def test_a_search_for_the_cause_that_raises_does_not_hide_the_error() -> None:
+    def causes() -> Iterator[str]:
+        yield str(1 / 0)
+
+    assert explained("steps = forward", 0.5, 1e-9, causes()) == ("steps = forward", 0.5, 1e-9, "")

@@ -1,6 +1,7 @@
 """The result of a check: findings, and a table of them."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,8 +21,15 @@ class Finding(NamedTuple):
 
 
 def explained(clause: str, error: float, limit: float, causes: Iterator[str]) -> Finding:
-    """A finding whose note, if it is broken, is the first cause; others are not looked for."""
-    return Finding(clause, error, limit, "" if error <= limit else next(causes, ""))
+    """A finding whose note, if it is broken, is the first cause; others are not looked for.
+
+    If the search raises, as a broken layer may, the error is told without a cause.
+    """
+    finding = Finding(clause, error, limit)
+    if not finding.ok:
+        with suppress(Exception):
+            return finding._replace(note=next(causes, ""))
+    return finding
 
 
 @dataclass(frozen=True)
