@@ -1,6 +1,8 @@
 """Decoding by recorded graphs gives the texts of decoding without."""
 
+import copy
 import logging
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from stateline.generate import graphs
 from stateline.generate.graphs import Graphs
 from stateline.generate.sampling import Sampling
 from stateline.generate.session import Session, prefill
+from stateline.layers import LAYERS
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 
@@ -48,7 +51,9 @@ def make(pattern: str) -> LanguageModel:
 
 
 def session(model: LanguageModel, record: Any, **options: Any) -> Session:
-    made = Session(model, prefill(model, PROMPT, seed=3), **options)
+    prompt = PROMPT.to(model.embedding.weight.device)
+    made = Session(model, prefill(model, prompt, seed=3), **options)
+    made._graphs = None  # the default on CUDA devices
     if record is not None:
         made.use_graphs(record)
     return made
@@ -150,12 +155,51 @@ def test_old_graphs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.record.recorded == 4  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("room", [1, 4])
+def test_a_state_has_room_for_the_steps_that_try_a_graph(
+    room: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make("attention")
+    plain = session(model, None, room=room)
+    recorded = session(model, Recorder(), room=room)
+    for _ in range(6):
+        assert torch.equal(plain.step().tokens, recorded.step().tokens)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+def test_a_copy_of_a_session_records_its_own_graphs(copied: Callable[[Session], Session]) -> None:
+    made = session(make(PATTERNS[0]), Recorder())
+    made.step()
+    other = copied(made)
+    assert torch.equal(made.step().tokens, other.step().tokens)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", [*PATTERNS, *(k for k in LAYERS if k != "block_recurrent")])
 def test_cuda_graphs_give_the_same_texts(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
     model = make(pattern).cuda()
     plain, recorded = session(model, None), session(model, graphs.record_cuda)
     for _ in range(5):
         assert torch.equal(plain.step().tokens, recorded.step().tokens)
+    assert not caplog.messages
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_cuda_graph_that_fails_leaves_the_device_usable(caplog: pytest.LogCaptureFixture) -> None:
+    """A step of block_recurrent reads on the host whether a window ends."""
+    model, other = make("block_recurrent(window=4)").cuda(), make(PATTERNS[0]).cuda()
+    wanted, before = session(other, None), session(other, graphs.record_cuda)
+    assert torch.equal(wanted.step().tokens, before.step().tokens)
+    plain, recorded = session(model, None), session(model, graphs.record_cuda)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            assert torch.equal(plain.step().tokens, recorded.step().tokens)
+    assert caplog.text.count("decoding runs without graphs") == 1
+    assert torch.randn(3, device="cuda").isfinite().all()
+    assert torch.equal(wanted.step().tokens, before.step().tokens)
+    caplog.clear()
+    assert session(other, graphs.record_cuda).step().tokens.is_cuda
     assert not caplog.messages

@@ -17,6 +17,9 @@ Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 MOST = 8
 """Largest number of graphs that are kept, each with the memory of its states."""
 
+TRIALS = 2
+"""Steps in which a new graph is compared; the state needs room for as many."""
+
 CLOSE = 1e-2
 """Largest difference of logits between a graph and the step, relative to the largest logit."""
 
@@ -37,8 +40,8 @@ class Graphs:
 
     A graph is tied to its memory. A state in other memory is copied first: once after rows joined
     or left, or after the state grew. A batch with fewer rows than its graph repeats the last row. A
-    new graph is compared with the step in two steps on copies. If it differs, or if the step cannot
-    be recorded, the session runs the step without graphs, and logs this once.
+    new graph is compared with the step in :data:`TRIALS` steps on copies. If it differs, or if the
+    step cannot be recorded, the session runs the step without graphs, and logs this once.
 
     Args:
         step: The step.
@@ -49,6 +52,10 @@ class Graphs:
         self.step, self.record = step, record or record_cuda
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
         self._works = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: it records graphs of its own."""
+        return {**vars(self), "_graphs": {}}
 
     def clear(self) -> None:
         """Drop all graphs: they hold the addresses of the weights that were recorded."""
@@ -100,11 +107,11 @@ class Graphs:
         return _Graph(replay, held, buffers, logits)
 
     def _compare(self, graph: _Graph, tokens: Tensor, state: Any, leaves: list[Tensor]) -> None:
-        """Compare two steps: a value wrongly recorded as constant may change only in the second."""
+        """Compare steps: a value wrongly recorded as constant may change only in the second."""
         copy = pytree.tree_map(torch.clone, state)
         for held, leaf in zip((graph.tokens, *graph.leaves), (tokens, *leaves), strict=True):
             _fill(held, leaf)
-        for _ in range(2):
+        for _ in range(TRIALS):
             wanted = self.step(tokens, copy)
             graph.replay()
             error = (graph.logits[: len(tokens)] - wanted).abs().max()
@@ -136,13 +143,23 @@ def _fill(held: Tensor, rows: Tensor) -> None:
 
 
 def record_cuda(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-    """Record a call as a CUDA graph, after a first call that compiles and allocates."""
+    """Record a call as a CUDA graph, after a first call that compiles and allocates.
+
+    If recording fails, PyTorch leaves the state of the device's generator unusable: the graph gets
+    a copy of this state.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logits = call()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        with torch.cuda.graph(graph):
+            logits = call()
+    finally:
+        generator.graphsafe_set_state(own)
     return graph.replay, logits

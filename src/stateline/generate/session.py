@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.generate.graphs import Graphs, Record
+from stateline.generate.graphs import TRIALS, Graphs, Record
 from stateline.generate.random import uniform
 from stateline.generate.sampling import GREEDY, Sampling, choose
 from stateline.layers import cat_states, select_rows
@@ -169,8 +169,9 @@ class Session:
         """
         if not self._lengths:
             raise InputError("the session has no rows left: join a state before the next step")
-        if self._free == 0:
-            self._make_room()
+        steps = 1 if self._graphs is None else TRIALS
+        if self._free < steps:
+            self._make_room(steps)
         state = self._state
         with remembering(self._memory) as changed:
             if changed:
@@ -299,10 +300,11 @@ class Session:
                 f"{new[0]} on {new[1]} now, got {old[0]} on {old[1]}; prefill again"
             )
 
-    def _make_room(self) -> None:
-        """Reserve room for more steps: joining the state to an empty one with room copies it."""
+    def _make_room(self, steps: int) -> None:
+        """Reserve room for these steps: joining the state to an empty one with room copies it."""
         state, rows, fed = self._state, len(self._lengths), max(self._lengths) - 1
-        capacity = (fed // self._room + 1) * self._room  # few sizes, so that graphs are reused
+        # few sizes, so that graphs are reused
+        capacity = -(-(fed + steps) // self._room) * self._room
         empty = self.model.init_state(1, capacity=capacity)
         order = torch.arange(rows, device=state.token.device)
         grown = select_rows(cat_states([state.model, empty]), order)

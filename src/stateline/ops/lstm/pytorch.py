@@ -19,7 +19,7 @@ def lstm(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> tuple[Tensor, LSTM
         return outputs, LSTMCell(outputs[:, -1], cells[:, -1])
     y, h, c = torch.lstm(
         x,
-        (h[None], c[None]),
+        (h[None].contiguous(), c[None].contiguous()),  # which cuDNN wants
         tuple(weights),
         has_biases=True,
         num_layers=1,

@@ -16,6 +16,13 @@ def compose(decay, drive, later_decay, later_drive):
 
 
 @triton.jit
+def compose_kept(decay, drive, kept, later_decay, later_drive, later_kept):
+    """As ``compose``, with what is left of earlier drives when the last token's is added."""
+    passed = later_decay * drive
+    return decay * later_decay, passed + later_drive, passed + later_kept
+
+
+@triton.jit
 def load_tile(x, start, length, column, channels, TIMES: tl.constexpr):
     """Tokens ``start``, ... of some channels; zeros outside of the sequence."""
     time = start + tl.arange(0, TIMES)[:, None]
@@ -60,10 +67,23 @@ def over_times(decay, drive, REVERSE: tl.constexpr):
 
 @triton.jit
 def scan(u, dt, b, decay, before):
-    """Drives and states of a tile."""
+    """States of a tile."""
+    whole, h = over_times(decay, (dt * u)[:, :, None] * b[:, None, :], False)
+    return h + whole * before[None, :, :]
+
+
+@triton.jit
+def scan_kept(u, dt, b, decay, before):
+    """States of a tile, and in each the part that comes from the state before.
+
+    A state minus its drive would be this part only with the rounding errors of the state.
+    """
     drive = (dt * u)[:, :, None] * b[:, None, :]
-    whole, h = over_times(decay, drive, False)
-    return drive, h + whole * before[None, :, :]
+    whole, h, kept = decay, drive, tl.zeros_like(drive)
+    if decay.shape[0] > 1:
+        whole, h, kept = tl.associative_scan((decay, drive, kept), 0, compose_kept)
+    before = whole * before[None, :, :]
+    return h + before, kept + before
 
 
 @triton.jit
@@ -119,7 +139,7 @@ def forward(
             here = place_of_state(row * tiles + tile, channels, column, states, N)
             tl.store(carries + here, h, mask=there)
         x_dt = load_tile(dt, start, length, column, channels, TIMES)
-        _drive, x = scan(
+        x = scan(
             load_tile(u, start, length, column, channels, TIMES),
             x_dt,
             load_vectors(b, start, length, groups, states, TIMES, N),
@@ -143,8 +163,7 @@ def backward(
 ):  # fmt: skip
     """Gradients of everything: of a for each row, of b and c for each program of a group.
 
-    The adjoint g of the states obeys g_t = C_t dy_t + decay_{t+1} g_{t+1}. A state minus its drive
-    is the part that comes from the state before.
+    The adjoint g of the states obeys g_t = C_t dy_t + decay_{t+1} g_{t+1}.
     """
     row = tl.program_id(1).to(tl.int64)
     group, block, column = own_channels(channels, groups, WIDTH)
@@ -168,7 +187,7 @@ def backward(
         x_b = load_vectors(b + vectors, start, length, groups, states, TIMES, N)
         before = tl.load(carries + here, mask=there, other=0.0)
         decay = decays(x_dt, transition, begins, start, length, RESETS, TIMES)
-        drive, h = scan(x_u, x_dt, x_b, decay, before)
+        h, kept = scan_kept(x_u, x_dt, x_b, decay, before)
         d_y = load_tile(dy + signal, start, length, column, channels, TIMES)
         x_c = load_vectors(c + vectors, start, length, groups, states, TIMES, N)
         later = load_tile(dt + signal, start + 1, length, column, channels, TIMES)
@@ -177,7 +196,7 @@ def backward(
         whole, adjoint = over_times(decay, entering, True)
         adjoint += whole * g[None, :, :]
         g = row_of(adjoint, 0, TIMES)
-        kept = (h - drive) * adjoint
+        kept *= adjoint
         d_signal = tl.sum(adjoint * x_b[:, None, :], axis=2)
         d_dt = x_u * d_signal + tl.sum(kept * transition[None, :, :], axis=2)
         store_tile(du + signal, x_dt * d_signal, start, length, column, channels, TIMES)

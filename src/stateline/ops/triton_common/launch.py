@@ -18,7 +18,7 @@ import triton
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels run in Triton's interpreter."""
 
-PRECISION = {torch.float32: "ieee", torch.bfloat16: "tf32", torch.float16: "tf32x3"}
+PRECISION = {torch.float32: "ieee", torch.bfloat16: "tf32x3", torch.float16: "tf32x3"}
 """How kernels multiply matrices, by the dtype of the signals.
 
 All operands are float32. TF32 has three bits more than bfloat16, but no more than float16. So for
