@@ -2,6 +2,9 @@
 
 An operation that mixes tensors of the device with tensors of the CPU fails, as on a GPU, so a
 forgotten ``.to(device)`` is found on a machine without one. :func:`watch` counts what is done.
+
+Where there is a GPU, importing this module skips the tests: PyTorch would take the simulated device
+for the accelerator, and gradients on the GPU would fail in the whole process.
 """
 
 from collections import Counter
@@ -11,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch._decomp.decompositions import lstm_impl, matmul
 from torch.utils import _pytree as pytree
@@ -19,6 +23,12 @@ from torch.utils.backend_registration import (
     _DummyBackendModule,
     _setup_privateuseone_for_python_backend,
 )
+
+if torch.cuda.is_available():
+    pytest.skip(
+        "a simulated accelerator cannot stand beside a GPU: hide it with CUDA_VISIBLE_DEVICES=",
+        allow_module_level=True,
+    )
 
 MIXED = {"_to_copy", "copy_", "_copy_from", "index", "index_put", "index_put_"}
 """Operations that take tensors of both devices, as on a GPU (indices may be on the CPU)."""

@@ -11,7 +11,6 @@ from stateline.bench.speed import Cell, Subject
 from stateline.bench.timing import Timing
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from tests.devices import watch
 
 CELLS = [Cell("prefill", 16, 2), Cell("decode", 16, 2), Cell("train", 16, 4)]
 
@@ -246,6 +245,8 @@ def test_a_cell_that_fails_is_left_out_and_the_others_are_measured(
 
 
 def test_speed_is_measured_on_the_device_of_the_model_alone() -> None:
+    from tests.devices import watch  # skips the test beside a GPU
+
     subject = Subject(model("attention h3").to("fake"))
     with watch() as counts:
         for cell in CELLS:
