@@ -4,6 +4,7 @@ Tests of real data need its folder (``--data DIR``) and are skipped without it.
 """
 
 import importlib
+import re
 import resource
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -97,11 +98,19 @@ def _placed(node: pytest.Item | pytest.Collector) -> AbstractContextManager[None
     if (device := _device(node.config)).type == "cpu":
         return nullcontext()
     parts = node.path.relative_to(node.config.rootpath).parts
-    if len(parts) < 2 or parts[1] not in COMPUTING or node.get_closest_marker("cpu"):
+    if len(parts) < 2 or parts[1] not in COMPUTING or _is_of_the_cpu(node):
         return nullcontext()
     from tests.placement import placed
 
     return placed(device)
+
+
+def _is_of_the_cpu(node: pytest.Item | pytest.Collector) -> bool:
+    """Whether a node has the mark ``cpu``; a module that is not imported yet, in its text."""
+    if isinstance(node, pytest.Module):
+        text = node.path.read_text(encoding="utf-8")
+        return bool(re.search(r"^pytestmark = (.+\n)*?.*\bmark\.cpu\b", text, re.MULTILINE))
+    return node.get_closest_marker("cpu") is not None
 
 
 def _folder_or_skip(request: pytest.FixtureRequest, option: str, what: str) -> Path:
