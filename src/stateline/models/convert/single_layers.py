@@ -255,8 +255,8 @@ def _plain_readout(official: Tensors, length: int, stored: Tensor) -> Tensor:
     a = torch.stack([-official["A_real"].exp(), -official["A_imag"]], dim=-1)
     copies = len(dt) // len(a)
     step = transition(dt, *(t.double().repeat(copies, 1, 1) for t in (a, p)))
-    one = torch.eye(step.shape[-1], dtype=step.dtype)
-    mirror = torch.tensor([1.0, -1.0], dtype=step.dtype)
+    one = torch.eye(step.shape[-1], dtype=step.dtype, device=step.device)
+    mirror = step.new_tensor([1.0, -1.0])
     decayed = torch.linalg.matrix_power(step, length)
     seen = (stored.double() * mirror).flatten(2)
     plain = torch.linalg.solve(one - decayed, seen[..., None])[..., 0]
