@@ -178,7 +178,7 @@ def _is_meta(leaf: Any) -> bool:
 
 def _unwrap(value: Any) -> Any:
     if isinstance(value, FakeTensor):
-        return value.held
+        return value.held.resolve_conj()  # the kernels of the CPU take the numbers as they lie
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
