@@ -150,7 +150,7 @@ KINDS_OF_INPUT = [
     (TOKENS.bool(), "int64 or int32, got torch.bool: pass token numbers, after .long()"),
     (TOKENS.to(torch.uint8), "int64 or int32, got torch.uint8"),
     (TOKENS.tolist(), "a tensor.*, got list"),
-    (TOKENS.numpy(), "a tensor.*, got ndarray"),
+    (TOKENS.cpu().numpy(), "a tensor.*, got ndarray"),
 ]
 
 
