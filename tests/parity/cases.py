@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -52,11 +53,15 @@ class Case:
         return self.path.parent.name if self.path.stem == "meta" else self.path.stem
 
     def tensors(self, file: str | None = None) -> dict[str, Tensor]:
-        """Tensors of the case, or of another file beside its description."""
+        """Tensors of the case, or of another file beside its description, on the tests' device."""
         named = file or (isinstance(self.about, dict) and self.about.get("file"))
-        return load_file(
-            self.path.parent / named if named else self.path.with_suffix(".safetensors")
-        )
+        path = self.path.parent / named if named else self.path.with_suffix(".safetensors")
+        return {name: torch.as_tensor(tensor) for name, tensor in load_file(path).items()}
+
+
+def here() -> torch.device:
+    """Where tensors of tests are: models that are loaded belong there."""
+    return torch.empty(0).device
 
 
 def covers(*kinds: str, where: Callable[[Case], object] = bool) -> Callable[[Test], Test]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from stateline.models.convert import gpt_neox
 from stateline.models.convert.table import load_pretrained, read_pretrained
 from stateline.models.language_model import LanguageModel
-from tests.parity.cases import Case, covers
+from tests.parity.cases import Case, covers, here
 from tests.parity.models import assert_decodes, assert_hidden_near, assert_near
 
 POSITIONS = {"nope": "none", "alibi": "alibi", "hard_alibi": "hard_alibi", "rope": "rope"}
@@ -23,7 +23,7 @@ def without_gradients() -> Iterator[None]:
 
 
 def published(case: Case) -> LanguageModel:
-    found = read_pretrained(case.path.parent)
+    found = read_pretrained(case.path.parent, device=here())
     assert found.format in gpt_neox.CONVERTERS
     return found.model
 
@@ -67,7 +67,8 @@ def transformers(case: Case) -> Iterator[tuple[LanguageModel, dict[str, Tensor]]
             vectors, scheme = case.tensors(f"{name}.safetensors"), POSITIONS[name]
             positions = {"position": scheme, "masked_heads": about["num_masked_heads"]}
             settings = {**about["config"], **positions}
-            yield load_pretrained(weights(vectors), settings=settings), vectors
+            model = load_pretrained(weights(vectors), settings=settings, device=here())
+            yield model, vectors
 
 
 @covers("official_models")
@@ -127,7 +128,7 @@ def test_the_double_count_is_needed_for_that(case: Case) -> None:
 @covers("official_models")
 def test_the_lstm_gives_the_official_logits_and_states(case: Case) -> None:
     wanted = case.tensors("lstm.safetensors")
-    model = load_pretrained(weights(wanted))
+    model = load_pretrained(weights(wanted), device=here())
     tokens = wanted["tokens"]
     logits, state = model.forward_chunk(tokens, model.init_state(len(tokens)))
     assert_near(model(tokens), wanted["logits"])

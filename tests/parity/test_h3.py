@@ -21,7 +21,7 @@ from stateline.models.language_model import LanguageModel
 from stateline.ops import fft_conv, short_conv
 from stateline.ops.h3_core.pytorch import _read, _write
 from stateline.tasks import AssociativeRecall, InductionHead
-from tests.parity.cases import Case, covers
+from tests.parity.cases import Case, covers, here
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -295,7 +295,7 @@ def language_model(case: Case, order: HeadOrder = "pytorch", legacy: bool = Fals
         older = {new: old for old, new in case.about["legacy_key_map"].items()}
         weights = {older[name]: tensor for name, tensor in weights.items()}
     settings = {"num_heads": case.about["config"].get("num_heads", 1), "head_order": order}
-    model = load_pretrained(weights, settings=settings)
+    model = load_pretrained(weights, settings=settings, device=here())
     check_expressible(lm_config(case.about["config"]), model.config)
     return model
 

@@ -13,7 +13,7 @@ from stateline.models.convert.table import load_pretrained, read_pretrained
 from stateline.models.language_model import LanguageModel, LanguageModelState
 from stateline.ops import use_backend
 from tests.ops.flat import selective_scan
-from tests.parity.cases import Case, covers
+from tests.parity.cases import Case, covers, here
 from tests.parity.models import assert_decodes, assert_near
 
 MODELS = ("mamba", "mamba2", "mamba_ssm")
@@ -68,7 +68,7 @@ def test_the_scan_has_the_official_gradients(case: Case) -> None:
 
 
 def load(case: Case) -> tuple[LanguageModel, dict[str, Tensor]]:
-    found = read_pretrained(case.path.parent)
+    found = read_pretrained(case.path.parent, device=here())
     assert found.format in mamba.CONVERTERS
     return found.model, case.tensors("vectors.safetensors")
 
@@ -150,7 +150,9 @@ def test_a_layer_gives_the_official_output(case: Case) -> None:
 def test_pickled_weights_and_safetensors_are_the_same_model(case: Case) -> None:
     settings = json.loads((case.path.parent / "config.json").read_text(encoding="utf-8"))
     model, wanted = (
-        load_pretrained(case.tensors("model_alltensors.safetensors"), settings=settings),
+        load_pretrained(
+            case.tensors("model_alltensors.safetensors"), settings=settings, device=here()
+        ),
         load(case)[0],
     )
     tensors = model.state_dict()

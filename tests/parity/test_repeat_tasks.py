@@ -14,6 +14,8 @@ from stateline.train.config import TrainConfig
 from stateline.train.optimizer import learning_rate_share
 from tests.parity.cases import Case, covers
 
+pytestmark = pytest.mark.cpu  # what is tested are tasks
+
 
 def our_task(name: str, about: Mapping[str, Any]) -> StringTask:
     """The task of a name such as ``train/prefix_ngram/v26/n2/ans3``."""

@@ -11,6 +11,8 @@ from stateline.errors import InputError
 from stateline.models.convert.single_layers import LAYERS, read_layer, write_layer
 from tests.parity.cases import Case, covers
 
+pytestmark = pytest.mark.cpu  # what is tested are files
+
 KINDS = {
     "block_recurrent_layer": "block_recurrent",
     "dss_kernel": "dss",

@@ -234,7 +234,8 @@ def test_the_initial_values_of_the_diagonal_kernel(case: Case) -> None:
     official = wanted[f"{about}A_imag"].float().chunk(len(halves))
     for found, half in zip(official, halves, strict=True):
         # the signs belong to either half of the modes; some official code has no frequency of zero
-        ours = diagonal_frequencies(half, found.shape[1]).abs().sort().values.clamp(min=1e-4)
+        ours = torch.as_tensor(diagonal_frequencies(half, found.shape[1]))
+        ours = ours.abs().sort().values.clamp(min=1e-4)
         found = found.abs().clamp(min=1e-4).sort(dim=1).values
         torch.testing.assert_close(found, ours.expand_as(found), rtol=1e-5, atol=1e-6)
     decay = next(wanted[name] for name in wanted if name.startswith(about) and "A_real" in name)

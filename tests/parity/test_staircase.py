@@ -24,7 +24,7 @@ from stateline.layers.wrappers.staircase import StaircaseState
 from stateline.models.convert import transformer_sequential
 from stateline.models.convert.table import load_pretrained
 from stateline.models.language_model import LanguageModel
-from tests.parity.cases import Case, covers
+from tests.parity.cases import Case, covers, here
 
 TOLERANCE = 2e-5
 
@@ -40,7 +40,7 @@ class Official:
     def __init__(self, case: Case) -> None:
         self.case, self.vectors = case, case.tensors()
         self.settings = {**case.about["args"], "kind": case.kind}
-        self.model = load_pretrained(self.under("param."), settings=self.settings)
+        self.model = load_pretrained(self.under("param."), settings=self.settings, device=here())
         self.calls: dict[AnyLayer, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for branch in self.model.modules():
             if isinstance(branch, Branch):

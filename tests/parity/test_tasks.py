@@ -10,6 +10,8 @@ from stateline.tasks import IGNORE, Algorithm, ObjectCollision
 from stateline.tasks.base import generator
 from tests.parity.cases import Case, covers
 
+pytestmark = pytest.mark.cpu  # what is tested are tasks
+
 NOTHING, BORDER, UNKNOWN = "_", "<eos>", "<unk>"
 """Words of the official vocabulary that are no part of a program."""
 
