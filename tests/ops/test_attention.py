@@ -198,11 +198,11 @@ def test_slopes_have_gradients(
     inputs = [*case(20, slots=20 if start is None else 29), alibi_slopes(3).double()]
 
     def biased(backend: str) -> Callable[..., Tensor]:
-        return lambda q, k, v, slopes: attention(
+        return lambda q, k, v, slopes, start, windows: attention(
             q, k, v, AttentionMask(start, slopes, windows), backend=backend
         )
 
-    agrees(biased("torch"), biased("reference"), inputs)
+    agrees(biased("torch"), biased("reference"), inputs, start=start, windows=windows)
 
 
 @pytest.mark.parametrize("budget", [1, 1 << 18])

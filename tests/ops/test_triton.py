@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -164,10 +163,16 @@ STARTS = torch.arange(2 * 37).view(2, 37) % 16 < 2
 """Documents of one and of fifteen tokens, also at the end of a tile; the second row continues."""
 
 
-def run(function: Callable[..., Any], inputs: Sequence[Tensor], backend: str) -> list[Tensor]:
+def run(
+    function: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    backend: str,
+    starts: Tensor | None = None,
+) -> list[Tensor]:
     """Outputs, then the gradients of a random projection of them, in float64 on the CPU."""
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
-    found = function(*leaves, backend=backend)
+    packed = {} if starts is None else {"starts": starts.to(leaves[0].device)}
+    found = function(*leaves, backend=backend, **packed)
     outputs = found if isinstance(found, tuple) else (found,)
     projected = sum(
         (y.double().cpu() * normal(*y.shape, seed=index).bfloat16().double()).sum()
@@ -198,6 +203,7 @@ def agree(
     *,
     truth: str = "reference",
     dtypes: Sequence[torch.dtype] = (torch.float32, *HALVES),
+    starts: Tensor | None = None,
 ) -> None:
     """In float32 5e-6 or what the definition loses; in half precision twice that, and 1e-5.
 
@@ -207,10 +213,11 @@ def agree(
     sums = [max(1.0, inputs[0].numel() / max(1, t.numel())) ** 0.5 for t in inputs]
     for dtype in dtypes:
         given = [t.to(dtype if i < halved else torch.float32) for i, t in enumerate(inputs)]
-        wanted = run(function, [t.double() for t in given], truth)
+        wanted = run(function, [t.double() for t in given], truth, starts)
         sizes = [1.0] * (len(wanted) - len(sums)) + sums
-        found = errors(run(function, [t.to(DEVICE) for t in given], "triton"), wanted, sizes)
-        lost = errors(run(function, given, truth), wanted, sizes)
+        kernel = run(function, [t.to(DEVICE) for t in given], "triton", starts)
+        found = errors(kernel, wanted, sizes)
+        lost = errors(run(function, given, truth, starts), wanted, sizes)
         for index, (error, own) in enumerate(zip(found, lost, strict=True)):
             limit = max(5e-6, own) if dtype == torch.float32 else 2 * own + 1e-5
             assert error <= limit, f"tensor {index} in {dtype}: {error:.1e} > {limit:.1e}"
@@ -258,13 +265,13 @@ class TestDiagonal:
     @pytest.mark.slow  # the core of H3 has such documents, too
     def test_documents_begin_anew(self) -> None:
         inputs = ssm_case(37, channels=1, readouts=2)
-        agree(partial(diagonal_ssm_chunk, starts=STARTS.to(DEVICE)), inputs, 1)
+        agree(diagonal_ssm_chunk, inputs, 1, starts=STARTS)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("length", "every"), [(1, 1), (16, 1), (300, 7), (545, 300)])
     def test_documents_of_any_length(self, length: int, every: int) -> None:
-        starts = (torch.arange(2 * length).view(2, length) % every == every // 2).to(DEVICE)
-        agree(partial(diagonal_ssm_chunk, starts=starts), ssm_case(length, channels=1), 1)
+        starts = torch.arange(2 * length).view(2, length) % every == every // 2
+        agree(diagonal_ssm_chunk, ssm_case(length, channels=1), 1, starts=starts)
 
     def test_steps_are_a_chunk(self) -> None:
         u, *weights, state = (t.to(DEVICE) for t in ssm_case(5, readouts=2))
@@ -294,13 +301,13 @@ class TestH3:
     )
     def test_documents_begin_anew(self, taps: int) -> None:
         inputs = h3_case(37, taps, width=1)
-        agree(partial(h3_core_chunk, starts=STARTS.to(DEVICE)), inputs, 3)
+        agree(h3_core_chunk, inputs, 3, starts=STARTS)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("every", [7, 200])
     def test_documents_of_any_length(self, every: int) -> None:
-        starts = (torch.arange(2 * 300).view(2, 300) % every == every // 2).to(DEVICE)
-        agree(partial(h3_core_chunk, starts=starts), h3_case(300, 40, width=1), 3)
+        starts = torch.arange(2 * 300).view(2, 300) % every == every // 2
+        agree(h3_core_chunk, h3_case(300, 40, width=1), 3, starts=starts)
 
     @pytest.mark.slow
     def test_from_zero_states(self) -> None:
@@ -358,7 +365,7 @@ class TestSelectiveScan:
 
     def test_documents_begin_anew(self) -> None:
         inputs = scan_case(18, batch=1)
-        agree(partial(selective_scan, starts=STARTS[:1, :18]), inputs, 1)
+        agree(selective_scan, inputs, 1, starts=STARTS[:1, :18])
 
     def test_two_chunks_and_a_step_are_the_whole(self) -> None:
         *signals, state = (t.to(DEVICE) for t in scan_case(20, batch=1))
@@ -433,7 +440,7 @@ class TestConvolutions:
     @pytest.mark.parametrize("filters", [1, pytest.param(2, marks=pytest.mark.slow)])
     def test_documents_begin_anew(self, filters: int) -> None:
         inputs = [normal(2, 37, 3), normal(3 * filters, 4, seed=1)]
-        agree(partial(short_conv, starts=STARTS), inputs, 1)
+        agree(short_conv, inputs, 1, starts=STARTS)
 
     @pytest.mark.slow
     def test_more_taps_than_inputs(self) -> None:
