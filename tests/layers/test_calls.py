@@ -105,6 +105,7 @@ def test_a_complex_state_is_refused() -> None:
         layer.step(torch.zeros(2, 8), state)
 
 
+@pytest.mark.cpu  # kernels of other devices run under some transforms
 @pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize("transform", ["vmap", "grad", "weights", "rows", "jvp"])
 def test_transforms_of_calls_name_the_way_out(transform: str) -> None:

@@ -404,7 +404,7 @@ def test_batches_of_documents_cost_least() -> None:
 
 def test_every_token_is_read_once() -> None:
     starts = torch.rand(8, 256, generator=torch.Generator().manual_seed(0)) < 0.05
-    documents = Documents(starts)
+    documents = Documents(starts, starts.device)
     for layout in (documents.whole, documents.with_states):
         assert sum(int(group.lengths.sum()) for group in layout.groups) == starts.numel()
         x = torch.arange(starts.numel()).view(starts.shape)

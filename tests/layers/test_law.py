@@ -693,6 +693,7 @@ class Sum(SequenceLayer[Tensor]):
         return total.to(x.dtype), total[:, -1].clone()
 
 
+@pytest.mark.cpu  # which is where a layer without parameters is taken to be
 def test_a_layer_without_parameters_can_be_checked() -> None:
     report = check_layer(Sum(WIDTH), dtype=torch.float32)
     assert report.ok, str(report)

@@ -118,7 +118,7 @@ def test_states_of_different_layers_are_not_joined(
 )
 @pytest.mark.usefixtures("unannotated")
 def test_rows_that_are_not_there_are_refused(layer: Stack, rows: Any, shown: str) -> None:
-    for given in (rows, torch.tensor(rows)):
+    for given in (rows, torch.tensor(rows, device="cpu")):  # on an accelerator they are not read
         with pytest.raises(InputError, match=f"numbers below 2, the rows .* got {shown}: give"):
             select_rows(after(layer, 3), given)
 
