@@ -144,7 +144,7 @@ def test_a_move_under_a_session_is_refused() -> None:
     session = Session(model, prefill(model, PROMPT))
     session.step()
     model.to("meta")
-    with pytest.raises(InputError, match=r"now, got torch.int64 on cpu; prefill again"):
+    with pytest.raises(InputError, match=f"now, got torch.int64 on {PROMPT.device}; prefill again"):
         session.step()
 
 
@@ -179,15 +179,16 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.cpu
 @pytest.mark.usefixtures("group")
 def test_a_sharded_model_decodes_as_the_whole_one() -> None:
     """One process is enough: FSDP frees the weights of a block after every call of it."""
-    whole = make()
+    whole, prompt = make(), PROMPT.cpu()
     sharded = copy.deepcopy(whole)
     shard(sharded, init_device_mesh("cpu", (1,)))
     with torch.no_grad():
-        sharded(PROMPT)  # FSDP on one process fails if its first call is in inference mode
-    ours, wanted = (Session(model, prefill(model, PROMPT)) for model in (sharded, whole))
+        sharded(prompt)  # FSDP on one process fails if its first call is in inference mode
+    ours, wanted = (Session(model, prefill(model, prompt)) for model in (sharded, whole))
     for _ in range(6):
         assert ours.step().logits.equal(wanted.step().logits)
 

@@ -143,14 +143,14 @@ def test_a_batch_without_rows_keeps_as_many_logits() -> None:
     assert logits.shape == model(none, keep=2).shape == (0, 2, 10)
 
 
-TOKENS = torch.zeros(2, 5, dtype=torch.int64)
+TOKENS = torch.zeros(2, 5, dtype=torch.int64, device="cpu")
 KINDS_OF_INPUT = [
     (TOKENS[0], r"tensor of shape \(batch, length\), got torch.int64 of \(5,\)"),
     (TOKENS[None], r"tensor of shape \(batch, length\), got torch.int64 of \(1, 2, 5\)"),
     (TOKENS.bool(), "int64 or int32, got torch.bool: pass token numbers, after .long()"),
     (TOKENS.to(torch.uint8), "int64 or int32, got torch.uint8"),
     (TOKENS.tolist(), "a tensor.*, got list"),
-    (TOKENS.cpu().numpy(), "a tensor.*, got ndarray"),
+    (TOKENS.numpy(), "a tensor.*, got ndarray"),
 ]
 
 

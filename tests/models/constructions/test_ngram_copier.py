@@ -146,7 +146,7 @@ def test_a_repeat_can_be_fatal() -> None:
 @pytest.mark.parametrize("n_letters", [2, 3, 26, 1000])
 def test_codes_of_tokens_are_unit_vectors_apart(n_letters: int) -> None:
     """Lemma C.2: entries of at most 1, products below 1 - 1/d, special tokens orthogonal to all."""
-    codes = token_codes(n_letters).double()
+    codes = torch.as_tensor(token_codes(n_letters)).double()
     products = codes @ codes.T
     assert_close(products.diagonal(), torch.ones(n_letters + 2, dtype=torch.float64))
     others = products - products.diag().diag()
