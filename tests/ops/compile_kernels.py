@@ -17,9 +17,9 @@ from stateline.ops.short_conv import triton_kernel as filters
 from stateline.ops.triton_common import tokens
 
 TARGET = GPUTarget("cuda", 90, 32)
-WHOLE = {"ROWS": 16, "T": 32, "N": 32, "PRECISION": "tf32"}
+WHOLE = {"ROWS": 16, "T": 32, "N": 32, "PRECISION": "tf32x3"}
 FILTER = {"COUNT": 64, "BACK": 2}
-POINTS = {"N1": 64, "N2": 64, "PRECISION": "tf32"}
+POINTS = {"N1": 64, "N2": 64, "PRECISION": "tf32x3"}
 LINES = {"N1": 64, "M": 4096, "WIDTH": 64, "PRECISION": "tf32x3"}
 HALF = {"q", "k", "v", "u", "y", "dy", "dq", "dv", "dk"}
 NUMBERS = {"length", "batch", "rows", "channels", "outputs", "pieces", "count", "total", "modes"}

@@ -21,8 +21,9 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 PRECISION = {torch.float32: "ieee", torch.bfloat16: "tf32x3", torch.float16: "tf32x3"}
 """How kernels multiply matrices, by the dtype of the signals.
 
-All operands are float32. TF32 has three bits more than bfloat16, but no more than float16. So for
-float16, a product is the sum of three TF32 products. The interpreter always multiplies in float32.
+All operands are float32, and so are the states and the tables of a model's weights. One TF32
+product would round them to eleven bits; the sum of three keeps nearly all. The interpreter always
+multiplies in float32.
 """
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
