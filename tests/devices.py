@@ -110,11 +110,12 @@ class FakeTensor(torch.Tensor):
         return self.held.data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        copy = self.detach().clone().requires_grad_(self.requires_grad)
-        if isinstance(self, torch.nn.Parameter):
-            copy = torch.nn.Parameter(copy, self.requires_grad)
-        memo[id(self)] = copy
-        return copy
+        learned = isinstance(self, torch.nn.Parameter)
+        memo[id(self)] = _restored(self.held, self.requires_grad, learned)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _restored, (self.held, self.requires_grad, isinstance(self, torch.nn.Parameter))
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"fake {self.held!r}"
@@ -122,6 +123,12 @@ class FakeTensor(torch.Tensor):
     def tolist(self) -> Any:
         """A copy as numbers, which PyTorch refuses for subclasses."""
         return self.cpu().tolist()
+
+
+def _restored(held: torch.Tensor, requires_grad: bool, learned: bool) -> torch.Tensor:
+    """A tensor or parameter of the device, with these numbers."""
+    tensor = held.to("fake").requires_grad_(requires_grad)
+    return torch.nn.Parameter(tensor, requires_grad) if learned else tensor
 
 
 class _Watch(TorchDispatchMode):
