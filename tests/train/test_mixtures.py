@@ -83,4 +83,4 @@ def test_a_saved_model_gives_the_same_logits(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, tokens = LanguageModel(CONFIG).eval(), torch.arange(9)[None]
     save_model(model, tmp_path)
-    assert load_model(tmp_path)(tokens).equal(model(tokens))
+    assert load_model(tmp_path, device=tokens.device)(tokens).equal(model(tokens))

@@ -296,6 +296,7 @@ def test_muon_updates_each_expert_as_a_matrix_of_its_own() -> None:
     torch.testing.assert_close(stack.detach(), torch.stack(alone).detach())
 
 
+@pytest.mark.cpu  # where gloo works
 def test_muon_of_a_sharded_matrix_is_that_of_the_whole_one(tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/s", rank=0, world_size=1)
     try:

@@ -187,6 +187,7 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.cpu  # where gloo works
 @pytest.mark.usefixtures("group")
 def test_what_autocast_rounds_is_gathered_rounded_and_nothing_else() -> None:
     torch.manual_seed(0)
@@ -219,6 +220,7 @@ def test_what_autocast_rounds_is_gathered_rounded_and_nothing_else() -> None:
         assert parameter.to_local().equal(wanted.get_parameter(name)), name
 
 
+@pytest.mark.cpu  # where gloo works
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("pattern", ["staircase(lstm, chunk_len=4)", "feedback(attention)"])
 def test_how_often_parameters_are_gathered_does_not_depend_on_the_documents(
@@ -242,6 +244,7 @@ def test_how_often_parameters_are_gathered_does_not_depend_on_the_documents(
     assert len(set(counts[1:])) == 1  # FSDP learns the order of the layers from the first pass
 
 
+@pytest.mark.cpu  # where gloo works
 @pytest.mark.usefixtures("group")
 def test_moments_of_what_fsdp_has_gathered_are_kept(tmp_path: Path) -> None:
     """FSDP leaves the outermost parameters gathered after a call without gradients."""

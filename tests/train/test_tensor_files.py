@@ -12,6 +12,8 @@ from stateline.files import sha256
 from stateline.train import tensor_files
 from stateline.train.tensor_files import Entry, entries, write_tensors
 
+pytestmark = pytest.mark.cpu  # what is tested are files
+
 
 @pytest.fixture(params=[1 << 24, 48])
 def tensors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
