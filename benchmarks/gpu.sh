@@ -20,8 +20,8 @@ if [ -n "${SMOKE:-}" ]; then
   TRAIN=(--device cpu --train.steps 1) HYBRID=(--model.d_model 24) COMPARE=(--parameters 30k --steps 1 --timing none)
 else
   DEVICE=cuda HALF=bfloat16 DTYPES="bfloat16 float32" OUT=${OUT:-benchmarks/results/$(date +%F)-gpu} RUNS=${RUNS:-runs/gpu}
-  SIZES=(--device cuda --rows 8 --d_model 1024 --force) LENGTHS="1024 2048 8192 32768" LONG="4096 16384" FEW="1024 2048 8192"
-  DECODE=(--device cuda --d_model 2048 --vocab_size 50304 --batches 1 64 --lengths 512 1536 --force)
+  SIZES=(--device cuda --rows 8 --d_model 1024 --seconds 0.1 --force) LENGTHS="1024 2048 8192 32768" LONG="4096 16384" FEW="1024 2048 8192"
+  DECODE=(--device cuda --d_model 2048 --vocab_size 50304 --batches 1 64 --lengths 512 1536 --backends auto --force)
   TEXT="text(length=1024, batch_size=32${DATA:+, path=$DATA})"
   LAYERS=("h3 attention" s4d mamba mamba2) VARIANTS="mf sh"
   TRAIN=(--device cuda) HYBRID=(--model.d_model 768 --train.precision bfloat16 --train.compile true --train.steps 1000)
@@ -50,22 +50,19 @@ step() {  # step NAME COMMAND...
 
 bench() { step "$1" stateline bench "${@:2}" --out "$OUT-$1"; }
 
-# The kernels are right on this device, and so is everything that computes on it.
+# The kernels are right on this device, and so is everything that computes on it. Kernels compile on all cores.
 if [ -z "${SMOKE:-}" ]; then
-  for part in ops test_gpu.py generate/test_graphs.py; do
-    step "tests-${part##*/}" python -m pytest -q -n 0 --device cuda -m "" "tests/$part"
-  done
-  for part in tests/[a-z]*/; do
-    part=$(basename "$part")
-    [ "$part" = ops ] || step "tests-$part" python -m pytest -q -n 4 --device cuda "tests/$part"
-  done
-  step tests-files python -m pytest -q -n 4 --device cuda tests/test_*.py
+  PYTEST=(python -m pytest -q -n "$(($(nproc) < 12 ? $(nproc) : 12))" --dist worksteal --device cuda)
+  step tests-kernels "${PYTEST[@]}" -m gpu tests/ops/test_triton.py tests/test_gpu.py tests/{generate/test_graphs,train/test_usage}.py
+  step tests-parts "${PYTEST[@]}" -m "not slow and not cpu and not gpu" tests/{ops,layers,generate,models,train,parity} \
+    tests/{bench,compare,hf,hf_check,probe,runs} tests/test_{capacity,compare,evaluate}.py
+  step check stateline check --backends --device cuda
 fi
 
 # Convolutions against cuFFT (backend torch); the core of H3 against the memory floor and FlashAttention; selective scans
 # against mamba-ssm.
 OPS=${OPS:-${SMOKE:+attention diagonal_ssm}}
-OPS=${OPS:-$("$BIN/python" -c "from stateline.ops import OPS; print(*OPS)")}
+OPS=${OPS:-$("$BIN/python" -c "from stateline.ops import OPS; print(*sorted(OPS, key=lambda o: 'triton' not in OPS[o].backends))")}
 for dtype in $DTYPES; do
   for op in $OPS; do
     bench "ops-$dtype-$op" ops --only "$op" --dtype "$dtype" --lengths $LENGTHS "${SIZES[@]}"
