@@ -26,11 +26,9 @@ from stateline.ops import (
     ScanSignals,
     attention,
     local_attention,
-    short_conv,
     third_party,
     use_backend,
 )
-from stateline.ops.short_conv import reference as conv_reference
 from tests.ops.flat import delta_rule, gated_delta_rule, linear_attention, selective_scan
 
 MODULES = {
@@ -39,7 +37,6 @@ MODULES = {
     "fla.ops.generalized_delta_rule": "chunk_dplr_delta_rule",
     "fla.ops.gated_delta_rule": "chunk_gated_delta_rule",
     "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn",
-    "causal_conv1d": "causal_conv1d_fn",
 }
 
 
@@ -149,19 +146,6 @@ def selective_scan_fn(
     return selective_scan(u.mT, delta.mT, A, b, c, zeros, backend="reference")[0].mT
 
 
-def causal_conv1d_fn(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_idx: Tensor | None = None
-) -> Tensor:
-    """Signal (batch, channel, length), weights (channel, taps) in the order of a correlation."""
-    assert weight.shape[1] in (2, 3, 4)
-    starts = None
-    if seq_idx is not None:
-        assert seq_idx.dtype == torch.int32
-        assert x.stride(1) == 1
-        starts = torch.nn.functional.pad(seq_idx.diff(dim=1) != 0, (1, 0))
-    return conv_reference.short_conv(x.mT, weight.flip(-1), starts).mT
-
-
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The packages seem installed, and the CPU seems to be their device."""
@@ -177,7 +161,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
-THEIR = ("fla", "mamba", "causal_conv1d", "flex")
+THEIR = ("fla", "mamba", "flex")
 
 
 def forget() -> None:
@@ -247,11 +231,6 @@ def test_packed_rows_by_fla() -> None:
     agree(partial(delta_rule, starts=STARTS), "fla", q, k, v, decay, k, b, state, limit=1e-2)
 
 
-def test_packed_rows_by_causal_conv1d() -> None:
-    run = partial(short_conv, starts=STARTS)
-    agree(run, "causal_conv1d", normal(2, 9, 8), normal(8, 3, seed=1), limit=5e-6)
-
-
 def test_linear_attention_without_decay_by_fla() -> None:
     q, k, v = (normal(2, 9, 4, 5, seed=n).bfloat16() for n in (1, 2, 3))
     state = normal(2, 4, 5, 5)
@@ -281,11 +260,6 @@ def test_selective_scan_by_mamba(groups: int) -> None:
     a, state = -normal(4, 3, seed=2).exp(), normal(2, 4, 3, seed=3)
     b, c = (normal(2, 128, groups, 3, seed=n) for n in (4, 5))
     agree(selective_scan, "mamba_ssm", u, dt, a, b, c, state, limit=5e-6)
-
-
-def test_short_convolution_by_causal_conv1d() -> None:
-    inputs = normal(2, 7, 8), normal(8, 3, seed=1)
-    agree(short_conv, "causal_conv1d", *inputs, limit=5e-6)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -392,8 +366,6 @@ def test_the_mask_of_a_window_leaves_out_no_block(length: int, slots: int, windo
         ("delta_rule", "fla", (DeltaSignals(*[NARROW] * 6), None), "not exact enough"),
         ("gated_delta_rule", "fla", (GatedDeltaSignals(*[NARROW] * 5), None), "not exact enough"),
         ("selective_scan", "mamba_ssm", (ScanSignals(*[SHORT] * 4), SHORT, SHORT), "fewer than 1"),
-        ("short_conv", "causal_conv1d", (normal(1, 3, 8), normal(8, 5)), "2, 3 or 4 taps"),
-        ("short_conv", "causal_conv1d", (normal(1, 3, 6), normal(6, 4)), "multiple of 8"),
         ("attention", "flex", (*FEW_HEADS, AttentionMask(slopes=normal(1)), 0.0), "at least 128"),
         ("attention", "flex", (*HEADS, AttentionMask(), 0.0), "plain"),
         ("local_attention", "flex", (*HEADS, BIASED, 0.0), "sums up the gradient"),

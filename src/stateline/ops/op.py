@@ -24,7 +24,6 @@ PACKAGES = {
     "triton": "triton",
     "fla": "flash-linear-attention",
     "mamba_ssm": "mamba-ssm",
-    "causal_conv1d": "causal-conv1d",
 }
 """What to install for each optional module."""
 

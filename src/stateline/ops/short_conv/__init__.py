@@ -22,7 +22,7 @@ def example(sizes: Sizes, taps: int = 4) -> Example:
     return Example((sizes.signal(), kernel), sizes.positions * taps * 2.0)
 
 
-OP = Op(__name__, ["numba", "triton", "causal_conv1d"], example)
+OP = Op(__name__, ["numba", "triton"], example)
 
 
 def _past_fits(weights: Tensor, past: Tensor) -> str:
