@@ -158,6 +158,8 @@ def without_times(typed: Results) -> dict[str, Any]:
         {key: value for key, value in run.items() if key not in ("seconds", "tokens_per_second")}
         for run in results["runs"]
     ]
+    for run in runs:  # somebody may commit meanwhile
+        run["environment"] = {**run["environment"], "commit": ""}
     speed = [
         {
             key: value
