@@ -155,6 +155,18 @@ def test_old_graphs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.record.recorded == 4  # type: ignore[attr-defined]
 
 
+def test_a_graph_is_compared_with_a_step_of_as_many_rows(caplog: pytest.LogCaptureFixture) -> None:
+    """Kernels for another number of rows round in another way, in bfloat16 by some percent."""
+
+    def step(tokens: Tensor, state: Tensor) -> Tensor:
+        return (tokens + state.add_(1)) * (1 + 0.02 * len(tokens))
+
+    made = Graphs(step, Recorder())
+    logits, _ = made(torch.ones(3), torch.ones(3))  # in a graph of 4 rows
+    torch.testing.assert_close(logits, torch.full((3,), 3 * 1.08))
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("room", [1, 4])
 def test_a_state_has_room_for_the_steps_that_try_a_graph(
     room: int, caplog: pytest.LogCaptureFixture
