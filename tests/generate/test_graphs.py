@@ -146,6 +146,21 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureF
     assert caplog.text.count("not permitted") == 1
 
 
+def test_no_graph_stays_in_memory_after_one_that_failed() -> None:
+    """They are not replayed any more, and each holds the memory of a state."""
+    recorder = Recorder()
+
+    def record(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        if recorder.recorded:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return recorder(call)
+
+    made = Graphs(lambda tokens, state: tokens + state, record)
+    for rows in (1, 2):
+        made(torch.zeros(rows), torch.zeros(rows))
+    assert not made._graphs
+
+
 def test_old_graphs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST", 2)
     made = Graphs(lambda tokens, state: tokens.float() + state, Recorder())

@@ -89,6 +89,7 @@ class Graphs:
             self._compare(graph, tokens, leaves, structure)
         except RuntimeError as error:
             self._works = False
+            self.clear()
             reason = " ".join(str(error).split())[:200]
             log.warning("decoding runs without graphs, kernel by kernel: %s", reason)
             return None
