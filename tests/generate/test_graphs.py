@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from stateline.errors import InputError
 from stateline.generate import graphs
 from stateline.generate.graphs import Graphs
 from stateline.generate.sampling import Sampling
@@ -192,6 +193,22 @@ def test_a_state_has_room_for_the_steps_that_try_a_graph(
     for _ in range(6):
         assert torch.equal(plain.step().tokens, recorded.step().tokens)
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_graph_is_not_tried_beyond_the_last_position(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, nothing else than an assertion of the device would stop it."""
+    monkeypatch.setattr("stateline.models.inputs.values_at_hand", lambda _: False)
+    config = ModelConfig("attention", vocab_size=11, d_model=16, max_len=PROMPT.shape[1] + steps)
+    model = LanguageModel(config).eval()
+    plain, recorded = session(model, None), session(model, Recorder())
+    for _ in range(steps + 1):  # the last token is not read
+        assert torch.equal(plain.step().tokens, recorded.step().tokens)
+    for made in (plain, recorded):
+        with pytest.raises(InputError, match="max_len"):
+            made.step()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])

@@ -20,6 +20,7 @@ from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import State, form, leaves_of, trim
 from stateline.layers.stored_state import stored
+from stateline.models.inputs import check_length
 from stateline.models.language_model import LanguageModel, LanguageModelState
 from stateline.ops.kernel_op import values_at_hand
 from stateline.settings import at_least
@@ -165,10 +166,12 @@ class Session:
         """Feed the last token of each row, and choose the next.
 
         Raises:
-            InputError: If logits are NaN, all rows have left, or the model was cast or moved.
+            InputError: If logits are NaN, all rows have left, the model was cast or moved, or it
+                has no more positions.
         """
         if not self._lengths:
             raise InputError("the session has no rows left: join a state before the next step")
+        check_length(self.model.max_len, max(self._lengths))  # here: no value is on the device
         steps = 1 if self._graphs is None else TRIALS
         if self._free < steps:
             self._make_room(steps)
@@ -277,8 +280,12 @@ class Session:
     def _run(
         self, token: Int[Tensor, " batch"], state: LanguageModelState
     ) -> tuple[Float[Tensor, "batch vocab"], LanguageModelState]:
-        """Logits and changed state, by a graph where there are graphs."""
-        if self._graphs is None:
+        """Logits and changed state, by a graph where there are graphs.
+
+        A new graph is tried in several steps, which need positions that the model has.
+        """
+        limit, last = self.model.max_len, max(self._lengths) + TRIALS - 1
+        if self._graphs is None or (limit is not None and last > limit):
             return self.model.step_(token, state), state
         logits, after = self._graphs(token, state)
         return logits.clone(), after
