@@ -64,6 +64,22 @@ def test_prompts_longer_than_a_prefill_chunk_are_no_different(
     assert generate(made, prompt, 5).equal(greedy_without_state(made, prompt, 5))
 
 
+def test_a_prompt_beyond_the_last_position_is_refused_without_a_look_at_the_state(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where calls of the model leave the check to the caller."""
+    monkeypatch.setattr("stateline.models.inputs.values_at_hand", lambda _: False)
+    made = build("h3(d_state=8)", max_len=8)
+    after = extend(made, prefill(made, torch.ones(1, 4).long()), torch.ones(1, 5).long())
+    assert after.length == 9  # the last token is not read
+    for wrong in (
+        lambda: prefill(made, torch.ones(1, 10).long()),
+        lambda: extend(made, after, torch.ones(1, 1).long()),
+    ):
+        with pytest.raises(InputError, match="was made for max_len=8 tokens, got 9"):
+            wrong()
+
+
 @pytest.mark.parametrize("room", [1, 3])
 def test_room_in_the_state_is_made_as_the_text_grows(build: Build, room: int) -> None:
     made = build("attention(position=rope) h3(d_state=8)")

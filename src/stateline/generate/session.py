@@ -439,6 +439,8 @@ def extend(
     if tokens.shape[1] == 0:
         return state
     model.check_tokens(tokens)
+    if model.max_len is not None:  # which calls of the model check only where no device waits
+        check_length(model.max_len, state.length - 1 + tokens.shape[1])
     tokens = tokens.to(state.token.device)
     after = state.model
     fed = torch.cat([state.token[:, None], tokens[:, :-1]], dim=1)
