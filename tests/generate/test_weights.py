@@ -172,6 +172,36 @@ def test_graphs_of_old_weights_are_not_replayed() -> None:
     torch.testing.assert_close(session.step().logits, fresh.step().logits)
 
 
+def replaced(module: nn.LayerNorm) -> None:
+    module.weight = nn.Parameter(module.weight.detach() * 1.5)
+
+
+def moved(module: nn.LayerNorm) -> None:
+    module.weight.data = module.weight.data * 1.5
+
+
+@pytest.mark.parametrize("change", [replaced, moved])
+def test_a_graph_is_recorded_again_after_any_weight_got_other_memory(
+    change: Callable[[nn.LayerNorm], None],
+) -> None:
+    """Here a graph runs the step, so that it would see the new weight; a CUDA graph would not."""
+    model, recorded = make("attention"), 0
+
+    def record(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        nonlocal recorded
+        recorded += 1
+        logits = call()
+        return lambda: logits.copy_(call()), logits
+
+    session = Session(model, prefill(model, PROMPT))
+    session.use_graphs(record)
+    for wanted in (1, 1, 2, 2):
+        session.step()
+        assert recorded == wanted
+        if session.state().length == PROMPT.shape[1] + 2:
+            change(model.get_submodule("stack.layers.0.norm"))  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)

@@ -160,6 +160,7 @@ class Session:
     def use_graphs(self, record: Record | None = None) -> None:
         """Decode by recorded graphs, the default on CUDA devices; see :class:`Graphs`."""
         self._graphs = Graphs(self.model.step_, record)
+        self._memory = Memory(self.model, every=True)  # a graph has the addresses of all weights
 
     @torch.inference_mode()
     def step(self) -> Choice:

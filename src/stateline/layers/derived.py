@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -23,19 +23,20 @@ class Memory:
     freed while they exist, as FSDP does after every call of a block.
 
     It watches the weights that a value was computed from, and the first weight of the model, which
-    shows a cast or a move. A weight has changed if its tensor, its storage or a module above it was
-    replaced (``.data``, a cast, a move), if PyTorch has counted a change in place, or if any
-    optimizer has made a step since: fused optimizers change weights without counting. A change in
-    place through ``.data`` or NumPy is not seen; call :meth:`forget` after one.
+    shows a cast or a move; with ``every``, all weights and buffers. A weight has changed if its
+    tensor, its storage or a module above it was replaced (``.data``, a cast, a move), if PyTorch
+    has counted a change in place, or if any optimizer has made a step since: fused optimizers
+    change weights without counting. A change in place through ``.data`` or NumPy is not seen; call
+    :meth:`forget` after one.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._counted = model, _optimizer_steps()
+    def __init__(self, model: nn.Module, *, every: bool = False) -> None:
+        self._model, self._every, self._counted = model, every, _optimizer_steps()
         self.forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy begins empty and watches the copied model: weak references are not copied."""
-        return Memory, (self._model,)
+        return partial(Memory, every=self._every), (self._model,)
 
     def renew(self) -> bool:
         """Forget the values if weights have changed, and return whether they have."""
@@ -53,8 +54,10 @@ class Memory:
         self._watched: dict[tuple[int, str], tuple[Any, ...]] = {}
         self._storages: list[StorageWeakRef] = []
         self._steps = self._counted[0]
-        if table := next((m._parameters for m in modules if m._parameters), None):
-            self._watch(table, next(iter(table)))
+        tables = [m._parameters for m in modules] + [m._buffers for m in modules]
+        weights = [(table, name) for table in tables for name in table]
+        for table, name in weights if self._every else weights[:1]:
+            self._watch(table, name)
 
     def value(self, layer: LayerT, method: Callable[[LayerT], T]) -> T:
         """The result of a layer's method, computed at the first call."""
