@@ -3,7 +3,8 @@
 import copy
 import logging
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -193,6 +194,24 @@ def test_a_state_has_room_for_the_steps_that_try_a_graph(
     for _ in range(6):
         assert torch.equal(plain.step().tokens, recorded.step().tokens)
     assert not caplog.messages
+
+
+def test_a_graph_is_recorded_on_the_device_of_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[Tensor] = []
+
+    @contextmanager
+    def device_of(tensor: Tensor) -> Iterator[None]:
+        current.append(tensor)
+        yield
+        current.pop()
+
+    def record(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        assert [tensor.tolist() for tensor in current] == [[3.0]]
+        return Recorder()(call)
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    made = Graphs(lambda tokens, state: tokens + state, record)
+    assert made(torch.full((1,), 3.0), torch.zeros(1))[0].tolist() == [3.0]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

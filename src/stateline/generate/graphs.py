@@ -102,7 +102,8 @@ class Graphs:
         """Record the step on new buffers."""
         held, *buffers = map(_whole, (tokens, *leaves))
         state = pytree.tree_unflatten(buffers, structure)
-        replay, logits = self.record(lambda: self.step(held, state))
+        with torch.cuda.device_of(held):  # whose streams and generator are recorded
+            replay, logits = self.record(lambda: self.step(held, state))
         return _Graph(replay, held, buffers, logits)
 
     def _compare(self, graph: _Graph, tokens: Tensor, leaves: list[Tensor], structure: Any) -> None:
