@@ -13,7 +13,7 @@ from stateline.bench.peaks import Peaks
 from stateline.bench.peers import PEERS, bare_layer, find_peers, find_trained
 from stateline.bench.peers_hf import LAYERS
 from stateline.bench.show import read_benchmark
-from stateline.bench.timing import Timing, interleave, use_threads, watch_load
+from stateline.bench.timing import Timing, interleave, stopwatch, use_threads, watch_load
 from stateline.cli import main
 from stateline.errors import InputError
 from stateline.layers import LSTM
@@ -70,6 +70,26 @@ def test_peak_memory_counts_what_a_call_frees_again() -> None:
     found = peak_bytes(lambda: torch.ones(size // 4).sum())
     assert found is not None
     assert 0.9 * size < found < 2 * size
+
+
+def test_a_gpu_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is not the current device."""
+    streams = []
+
+    class Event:
+        def __init__(self, **_: object) -> None: ...
+
+        def record(self, stream: object = None) -> None:
+            streams.append(stream)
+
+        def elapsed_time(self, _: object) -> float:
+            return 2.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    assert stopwatch(torch.device("cuda:1"))(lambda: None, 1) == 2e-3
+    assert streams == ["stream of cuda:1"] * 2
 
 
 def test_threads_are_put_back() -> None:

@@ -134,11 +134,12 @@ def stopwatch(
 
     def by_events(call: Call, repeats: int) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream = torch.cuda.current_stream(device)  # by default, that of the current device
         wait()
-        begin.record()
+        begin.record(stream)
         for _ in range(repeats):
             call()
-        end.record()
+        end.record(stream)
         wait()
         return begin.elapsed_time(end) / 1e3
 

@@ -60,11 +60,12 @@ def rate_of_products(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of large matrix products on a CUDA device."""
     a, b = (torch.randn(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    stream = torch.cuda.current_stream(device)  # by default, that of the current device
     for _ in range(PRODUCTS):
         a @ b
-    begin.record()
+    begin.record(stream)
     for _ in range(PRODUCTS):
         a @ b
-    end.record()
+    end.record(stream)
     torch.cuda.synchronize(device)
     return PRODUCTS * 2 * SIDE**3 / (begin.elapsed_time(end) / 1e3)
