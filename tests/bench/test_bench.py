@@ -72,6 +72,15 @@ def test_peak_memory_counts_what_a_call_frees_again() -> None:
     assert 0.9 * size < found < 2 * size
 
 
+def test_memory_that_pytorch_keeps_for_the_next_tensors_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 60)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 15)
+    assert memory.available_bytes("cuda") == 55
+
+
 def test_a_gpu_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it is not the current device."""
     streams = []

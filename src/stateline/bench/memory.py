@@ -40,11 +40,13 @@ def peak_bytes(call: Callable[[], object], device: torch.device | str = "cpu") -
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
     """Memory that is free on a device; for a CPU, also within the limit of its control group.
 
+    On a GPU, what PyTorch's allocator has reserved and can hand out again is free, too.
     ``None`` where the operating system does not report it.
     """
     device = torch.device(device)
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + idle
     try:
         free = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
     except OSError:
