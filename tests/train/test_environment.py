@@ -5,8 +5,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from stateline.train import environment
+from stateline.train.processes import Processes
 
 
 @pytest.fixture
@@ -48,3 +50,13 @@ def test_asking_for_the_commit_writes_nothing_into_the_repository(checkout: Path
 def test_code_outside_of_a_checkout_has_no_commit(checkout: Path) -> None:
     git(checkout.parent, "rm", "-q", "--cached", "environment.py")
     assert environment._commit.__wrapped__() == ""
+
+
+def test_the_gpu_is_the_one_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["H100", "A100"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_name", lambda device=None: names[device.index if device else 0]
+    )
+    assert Processes(device=torch.device("cuda:1")).environment()["gpu"] == "A100"
+    assert Processes(device=torch.device("cpu")).environment()["gpu"] == "H100"

@@ -9,16 +9,18 @@ from pathlib import Path
 import torch
 
 
-def environment() -> dict[str, str | int]:
+def environment(device: torch.device | None = None) -> dict[str, str | int]:
     """Versions and machine, which results and speed depend on.
 
     With ``amx`` = 1, products in bfloat16 run on the matrix units of the processor. ``gpu`` and
-    ``cuda`` are there where there is a CUDA device. ``commit`` is there where the library runs from
-    a Git checkout; it ends with ``+`` if files of the library differ from the commit.
+    ``cuda`` are there where there is a CUDA device; ``gpu`` names ``device``, if it is one.
+    ``commit`` is there where the library runs from a Git checkout; it ends with ``+`` if files of
+    the library differ from the commit.
     """
     gpu: dict[str, str | int] = {}
     if torch.cuda.is_available():
-        gpu = {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+        used = device if device is not None and device.type == "cuda" else None
+        gpu = {"gpu": torch.cuda.get_device_name(used), "cuda": str(torch.version.cuda)}
     commit = {"commit": found} if (found := _commit()) else {}
     return {
         **gpu,

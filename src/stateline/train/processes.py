@@ -125,7 +125,7 @@ class Processes:
 
     def environment(self) -> dict[str, str | int]:
         """Versions and machine, for the record of a run."""
-        return {**environment(), "device": self.device.type, "processes": self.count}
+        return {**environment(self.device), "device": self.device.type, "processes": self.count}
 
     def shards(self, config: TrainConfig) -> int:
         """The number of processes that hold one copy of the model together.
