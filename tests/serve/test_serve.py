@@ -32,7 +32,8 @@ from stateline.generate import (
 from stateline.layers import nbytes
 from stateline.serve import Limits, Row
 from stateline.serve.app import Stream, Ticket
-from stateline.serve.engine import LogProbs, Piece
+from stateline.serve.engine import BusyError, Engine, LogProbs, Piece
+from stateline.serve.metrics import Metrics
 from stateline.serve.replies import CompletionAnswer
 from tests.serve.running import Client, app_of, opinionated, running
 
@@ -455,6 +456,66 @@ def test_limits_hold() -> None:
         with ThreadPoolExecutor(4) as pool:  # rows wait for memory
             asked = [pool.submit(client.complete, "y" * 20, max_tokens=20) for _ in range(4)]
             assert len({one.result()["choices"][0]["text"] for one in asked}) == 1
+
+
+class Watched(Metrics):
+    """Knows the largest number of rows in a step."""
+
+    most = 0
+
+    def step(self, rows: int, seconds: float) -> None:
+        self.most = max(self.most, rows)
+        super().step(rows, seconds)
+
+
+@pytest.mark.parametrize(
+    ("limits", "lengths", "most"),
+    [
+        (Limits(), [24] * 4, 4),
+        (Limits(rows=2), [24] * 4, 2),
+        (Limits(memory=3 * MODEL.state_bytes(24)), [24] * 4, 3),
+        (Limits(memory=MODEL.state_bytes(24) + MODEL.state_bytes(48)), [24, 48], 1),
+    ],
+)
+def test_rows_that_are_beyond_a_limit_wait(limits: Limits, lengths: list[int], most: int) -> None:
+    """A row takes as much memory as the longest."""
+    ends, done, metrics = list[Piece](), threading.Event(), Watched()
+
+    def deliver(pieces: list[tuple[Row, Piece]]) -> None:
+        ends.extend(piece for _, piece in pieces if piece.finish or piece.error)
+        if len(ends) == len(lengths):
+            done.set()
+
+    kept = PrefixStates(MODEL, every=16)
+    engine = Engine(ByteTokenizer(), kept, limits=limits, deliver=deliver, metrics=metrics)
+    for length in lengths:
+        engine.submit(Row(list(b"limits"), new_tokens=length - 6))
+    engine.start()
+    assert done.wait(60)
+    engine.stop()
+    assert [piece.finish for piece in ends] == ["length"] * len(lengths)
+    assert metrics.most == most
+
+
+def test_a_text_for_which_no_place_is_left_to_wait_is_refused() -> None:
+    kept, limits = PrefixStates(MODEL), Limits(waiting=2)
+    engine = Engine(ByteTokenizer(), kept, limits=limits, deliver=print, metrics=Metrics())
+    for _ in range(2):
+        engine.submit(Row([1]))
+    with pytest.raises(BusyError, match="2 requests wait already"):
+        engine.submit(Row([1]))
+
+
+def test_a_conversation_that_is_too_long_is_refused() -> None:
+    with running(app_of(MODEL, limits=Limits(length=40))) as client:
+        first = client.respond("x" * 20)
+        request = {"model": "tiny", "max_output_tokens": 4, "previous_response_id": first["id"]}
+        status, body = client.send("/v1/responses", request | {"input": "y" * 5})
+        assert (status, error_of(body)) == (
+            400,
+            "a text may have at most 40 tokens with its new ones, got 41",
+        )
+        assert client.send("/v1/responses", request | {"input": "y" * 4})[0] == 200
 
 
 def test_a_text_ends_in_its_time() -> None:
