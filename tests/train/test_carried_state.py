@@ -60,11 +60,17 @@ def test_a_carried_state_gives_the_loss_of_the_whole_text(text: Text) -> None:
     assert losses(model, text, carried(steps=3, lr=FROZEN)) == pytest.approx(wanted, rel=1e-5)
 
 
-def test_a_packed_document_that_goes_on_in_the_next_batch_keeps_its_state(tmp_path: Path) -> None:
+@pytest.fixture
+def packed(tmp_path: Path) -> Text:
+    """Documents in rows of 16 tokens."""
     for number, size in enumerate((70, 9, 40, 23, 90, 5, 61, 30) * 3):
         text = bytes(97 + (n * n + number) % 23 for n in range(size))
         (tmp_path / str(number)).write_bytes(text)
-    task = Text(path=str(tmp_path), length=16, batch_size=2, documents="pack")
+    return Text(path=str(tmp_path), length=16, batch_size=2, documents="pack")
+
+
+def test_a_packed_document_that_goes_on_in_the_next_batch_keeps_its_state(packed: Text) -> None:
+    task = packed
     model, batches = build(), [task.consecutive_batch(index) for index in range(4)]
     tokens, targets, starts = (torch.cat(parts, dim=1) for parts in zip(*batches, strict=True))
     assert not starts[:, 16::16].all()  # some go on
@@ -83,6 +89,23 @@ def test_without_carrying_every_batch_starts_from_nothing(text: Text) -> None:
     wanted = [mean_loss(model(tokens), targets) for tokens, targets in batches]
     config = carried(steps=3, lr=FROZEN, carry_state=False, carry_cap=None)
     assert losses(model, text, config) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_without_carrying_packed_rows_need_no_start_at_their_first_position(
+    packed: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = build(), packed.train_batch
+    config = carried(steps=3, lr=FROZEN, carry_state=False, carry_cap=None, segment_len=8)
+    wanted = losses(model, packed, config)
+
+    def without(index: int) -> Any:
+        batch = given(index)
+        starts = batch.starts.clone()
+        starts[:, 0] = False
+        return batch._replace(starts=starts)
+
+    monkeypatch.setattr(packed, "train_batch", without)
+    assert losses(model, packed, config) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_the_cap_starts_a_row_anew(text: Text) -> None:

@@ -98,7 +98,8 @@ class Batches:
         rows = self.processes.rows(len(tokens))
         fresh = torch.ones(len(tokens), dtype=torch.bool)
         if isinstance(batch, PackedBatch):
-            starts, fresh = batch.starts[rows], batch.starts[:, 0]
+            starts = batch.starts[rows]
+            fresh = batch.starts[:, 0] if config.carry_state else fresh
         elif isinstance(batch, ConsecutiveBatch):
             fresh = batch.fresh
         stateless = config.segment_len is None and not config.carry_state
