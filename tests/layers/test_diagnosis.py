@@ -104,6 +104,8 @@ SAID: dict[type[Twin], str] = {
     planted.AccumulatorCastByAChunk: "in bfloat16, forward_chunk changes a dtype in the state",
     planted.OutputInFloat32: "in bfloat16, forward returns float32",
     planted.OutputInFloat32InPlace: "in bfloat16, step_ returns float32",
+    planted.OutputWrongInHalfPrecision: "bfloat16 runs, accumulators float32 does not hold: an "
+    "error of ",
     planted.OutputTooNarrow: "forward_chunk returns torch.float64 of (2, 13, 1), not torch.float64 "
     "of shape (2, 13, 4)",
     planted.OutputInAnotherDtype: "forward returns torch.float32 of (2, 13, 4), not torch.float64 "

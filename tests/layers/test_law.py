@@ -357,6 +357,13 @@ class OutputInFloat32InPlace(Twin):
         return y.to(torch.promote_types(y.dtype, torch.float32))
 
 
+class OutputWrongInHalfPrecision(Twin):
+    clause = "bfloat16 runs, accumulators float32"
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward(x) * (1.5 if x.dtype == torch.bfloat16 else 1.0)
+
+
 class OutputTooNarrow(Twin):
     """All methods agree on an output that a residual branch would silently broadcast."""
 
@@ -647,6 +654,8 @@ def test_the_text_of_a_report_is_a_table_with_a_line_per_clause() -> None:
     assert last.startswith("  BROKEN  state_bytes is true ")
     assert last.endswith("told 32, found 40 bytes")
     assert len(str(good).splitlines()) == 1 + len(good.findings)
+    noted = [finding.clause for finding in good.findings if finding.note]
+    assert noted == ["no chunk stays in memory", "state_bytes is true"]
 
 
 def test_checking_changes_neither_the_layer_nor_the_random_state() -> None:
@@ -697,3 +706,16 @@ class Sum(SequenceLayer[Tensor]):
 def test_a_layer_without_parameters_can_be_checked() -> None:
     report = check_layer(Sum(WIDTH), dtype=torch.float32)
     assert report.ok, str(report)
+
+
+class SumInPlace(Sum):
+    def _forward_chunk(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        result = super()._forward_chunk(x, state)
+        state.add_(1)
+        return result
+
+
+@pytest.mark.cpu
+def test_a_state_that_is_a_tensor_must_stay_unchanged() -> None:
+    report = check_layer(SumInPlace(WIDTH), dtype=torch.float32)
+    assert report.diagnosis == "forward_chunk changes its input state: the state"
