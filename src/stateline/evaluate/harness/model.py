@@ -39,8 +39,9 @@ class StatelineLM(TemplateLM):
     Args:
         model: The model; by default it is read from ``path``.
         tokenizer: Its tokenizer.
-        path: Folder of a run or a published model, for ``lm_eval --model stateline --model_args
-            path=FOLDER``; a tokenizer's path or ``byte`` may be given with it.
+        path: Folder of a run or a published model, for ``lm_eval.simple_evaluate("stateline",
+            "path=FOLDER", ...)``; a tokenizer's path or ``byte`` may be given with it. lm-eval
+            knows the name once this module is imported, so its command does not.
         batch_size: Contexts that are read together.
         device: Device of a model that is read from ``path``.
 
