@@ -185,10 +185,12 @@ def test_whole_texts_are_scored_as_one_forward_pass_or_in_windows(max_len: int |
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig("h3", 256, 16, max_len=max_len)).eval()
     text = "A state is a value, and it is small." * (1 if max_len else 60)
-    (found,) = lm(model).loglikelihood_rolling([asked(text)])
+    judge = lm(model)
+    (found,) = judge.loglikelihood_rolling([asked(text)])
     tokens = [*encoded("\n"), *encoded(text)]  # a text begins with a new line
     if max_len is None:
         wanted = log_likelihood(model, "\n", text)
+        assert judge.tokens_read == len(text)
     else:  # each window follows the one before; its first token is that window's last context
         wanted = 0.0
         for start in range(1, len(tokens), max_len):
@@ -199,6 +201,24 @@ def test_whole_texts_are_scored_as_one_forward_pass_or_in_windows(max_len: int |
                 p = model(window)[0, -(end - start) :].log_softmax(-1)
             wanted += float(p.gather(1, torch.tensor(tokens[start:end])[:, None]).sum())
     assert found == pytest.approx(wanted, abs=3e-4)
+
+
+@slow
+def test_of_a_context_the_end_is_read_that_fits_the_model() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("h3", 256, 16, max_len=12)).eval()
+    judge, context = lm(model), "a context of more than twelve tokens"
+    ((found, _),) = judge.loglikelihood([asked(context, " yes")], disable_tqdm=True)
+    tokens = torch.tensor(encoded(context[-9:] + " yes"))  # the last one is not read
+    with torch.no_grad():
+        p = model(tokens[None, :-1])[0, -4:].log_softmax(-1)
+    wanted = float(p.gather(1, tokens[-4:, None]).double().sum())
+    assert found == pytest.approx(wanted, abs=1e-5)
+    (text,) = judge.generate_until([asked(context, {"until": ["\n"], "max_gen_toks": 5})])
+    written = generate(model, torch.tensor([encoded(context[-8:])]), 5)[0].tolist()
+    assert text == bytes(written).decode(errors="replace").partition("\n")[0]
+    with pytest.raises(InputError, match="max_len=12 tokens, got 13 to score"):
+        judge.loglikelihood([asked("a", "x" * 13)], disable_tqdm=True)
 
 
 @slow
@@ -308,6 +328,26 @@ def folder(model: LanguageModel, tmp_path: Path) -> Path:
 
 
 @slow
+def test_lm_eval_makes_the_registered_model_from_a_folder(
+    model: LanguageModel, folder: Path
+) -> None:
+    from lm_eval.api.registry import get_model
+
+    made = lm(model, batch_size=2)
+    arguments = f"path={folder},tokenizer=byte"
+    read = get_model("stateline").create_from_arg_string(arguments, {"batch_size": "2"})
+    assert read.batch_size == 2
+    wanted, found = (
+        one.loglikelihood([asked(*pair) for pair in PAIRS], disable_tqdm=True)
+        for one in (made, read)
+    )
+    assert found == wanted
+    for given in ((), (model,), (None, ByteTokenizer())):
+        with pytest.raises(InputError, match="needs a model and a tokenizer"):
+            type(made)(*given)
+
+
+@slow
 def test_the_command_prints_and_writes_scores(
     folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -339,6 +379,42 @@ def test_tasks_of_the_user_are_run(
     options = ["--tasks", "mine", "--tasks_path", str(tmp_path / "mine")]
     assert main(["evaluate", str(folder), *options]) == 0
     assert "mine" in capsys.readouterr().out
+
+
+@slow
+@pytest.mark.parametrize(("shots", "examples"), [(0, 1), (2, 2)])
+def test_a_task_of_the_user_keeps_its_number_of_examples_unless_another_is_given(
+    model: LanguageModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shots: int,
+    examples: int,
+) -> None:
+    from stateline.evaluate.harness.model import StatelineLM
+
+    write_rows(tmp_path / "rows.jsonl", [{"q": f"count {n}", "a": f" {n}"} for n in range(4)])
+    (tmp_path / "mine.yaml").write_text(
+        "task: mine\ndataset_path: json\n"
+        f"dataset_kwargs: {{data_files: {{test: {tmp_path / 'rows.jsonl'}}}}}\n"
+        "output_type: loglikelihood\ntest_split: test\nfewshot_split: test\nnum_fewshot: 1\n"
+        "doc_to_text: '{{q}}'\ndoc_to_target: '{{a}}'\n"
+        "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
+    )
+    contexts: list[str] = []
+
+    def note(_: Any, requests: Any, **__: Any) -> list[tuple[float, bool]]:
+        contexts.extend(texts[0] for texts, *_ in requests)
+        return [(0.0, True)] * len(requests)
+
+    monkeypatch.setattr(StatelineLM, "_loglikelihood_tokens", note)
+    run_suite(model, ByteTokenizer(), ["mine"], tasks_path=tmp_path, shots=shots)
+    assert [text.count("count") for text in contexts] == [examples + 1] * 4
+
+
+@pytest.mark.parametrize(("name", "value"), [("shots", -1), ("limit", 0), ("batch_size", 0)])
+def test_a_number_out_of_range_is_refused(model: LanguageModel, name: str, value: int) -> None:
+    with pytest.raises(InputError, match=f"must be at least {value + 1}, got {name}={value}"):
+        run_suite(model, ByteTokenizer(), ["boolq"], **{name: value})  # type: ignore[arg-type]
 
 
 Change = Callable[[Path], object]
