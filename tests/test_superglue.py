@@ -20,6 +20,7 @@ from stateline.evaluate.harness.superglue import RANKED, Question
 from stateline.generate import answer
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
+from tests.test_harness import EXAMPLES, write_rows
 
 pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.filterwarnings("default")]
 
@@ -33,6 +34,74 @@ def score(measure: Measure, questions: list[Question], chosen: list[int | None])
 
 def asked(*right: int, group: str = "") -> list[Question]:
     return [Question("", ["a", "b", "c"], [number], group, NAMES) for number in right]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "choices", "right"),
+    [
+        (
+            "boolq",
+            "A state is a value.\nQuestion: is a state a value?\nAnswer:",
+            ["no", "yes"],
+            [1, 0],
+        ),
+        (
+            "cb",
+            "It rains.\nQuestion: It is wet. True, False, or Neither?\nAnswer:",
+            ["True", "False", "Neither"],
+            [0, 1, 2],
+        ),
+        ("copa", "The man fell because", ["he slipped.", "he sang."], [0]),
+        (
+            "multirc",
+            "Ann sings.\nQuestion: Who sings?\nAnswer: Ann\nIs the answer right?",
+            ["no", "yes"],
+            [1, 0],
+        ),
+        ("record", "Ann met Bob in Rome.\n", ["Ann was met by Ann", "Bob was met by Ann"], [1]),
+        (
+            "record_gen",
+            "Ann met Bob in Rome.\n@placeholder was met by Ann\n"
+            "Question: What does @placeholder stand for?\nAnswer:",
+            ["Ann", "Bob"],
+            [1],
+        ),
+        ("rte", "It rains.\nQuestion: It is wet. True or False?\nAnswer:", ["True", "False"], [0]),
+        (
+            "wic",
+            "I run.\nA long run.\nQuestion: Is the word 'run' used in the same sense in the two "
+            "sentences above?\nAnswer:",
+            ["no", "yes"],
+            [0],
+        ),
+        (
+            "wsc",
+            "Passage: Ann saw Bob and he ran.\nQuestion: In the passage above, does the pronoun "
+            '"he" refer to "Bob"?\nAnswer:',
+            ["no", "yes"],
+            [1],
+        ),
+    ],
+)
+def test_the_rows_of_a_file_become_questions(
+    name: str, text: str, choices: list[str], right: list[int]
+) -> None:
+    task = RANKED[name.removesuffix("_gen")]
+    parse = task.written if name.endswith("_gen") and task.written else task.questions
+    rows = EXAMPLES[task.files[0].partition("/")[0]]
+    found = [question for row in rows for question in parse(row)]
+    assert (found[0].text, found[0].choices) == (text, choices)
+    assert [question.right for question in found] == [[number] for number in right]
+
+
+def test_answers_are_written_after_a_space_and_ranked_inside_their_query(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write_rows(tmp_path / "ReCoRD" / f"{split}.jsonl", EXAMPLES["ReCoRD"])
+    ranked, written = (
+        tasks.task_settings(name, tmp_path, ByteTokenizer()) for name in ("record", "record_gen")
+    )
+    assert (ranked["target_delimiter"], written["target_delimiter"]) == ("", " ")
+    assert written["generation_kwargs"]["max_gen_toks"] == len(" Bob") + 1
 
 
 def test_the_f1_of_cb_is_the_mean_over_its_classes() -> None:
