@@ -232,10 +232,22 @@ class Fades(Reader):
         return after._replace(h=after.h + torch.where(begins["h"][:, None], 1e-6 * state.h, 0))
 
 
+class LeavesAnotherState(Reader):
+    """Outputs are right, but the state after packed rows is not the one after the last document."""
+
+    def _forward_chunk(
+        self, x: Tensor, state: ReaderState, starts: Documents | None = None
+    ) -> tuple[Tensor, ReaderState]:
+        y, after = super()._forward_chunk(x, state, starts)
+        return y, after if starts is None else after._replace(position=after.position + 1)
+
+
 @pytest.mark.parametrize(
-    "layer", [Forgets(torch.zeros_like), Forgets(Tensor.detach), Fades()], ids=str
+    "layer",
+    [Forgets(torch.zeros_like), Forgets(Tensor.detach), Fades(), LeavesAnotherState()],
+    ids=str,
 )
-def test_the_law_finds_a_wrong_beginning(layer: Reader) -> None:
+def test_the_law_finds_a_wrong_beginning_or_end(layer: Reader) -> None:
     assert not _packs(layer)
 
 
