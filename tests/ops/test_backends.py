@@ -673,6 +673,45 @@ def test_a_plain_tuple_is_no_weights_even_after_a_right_call() -> None:
         ops.diagonal_ssm(U, tuple(SSM))
 
 
+@pytest.mark.parametrize(
+    ("u", "message"),
+    [
+        (torch.ones(1, 3, 2), r"needs .* of shape"),
+        (U.int(), "needs u of dtype float32, .*, got int32"),
+        (U.to("meta"), "needs all tensors on one device"),
+        (None, "needs a tensor u, got NoneType"),
+        ([[[1.0]]], "needs a tensor u, got list"),
+    ],
+    ids=["shape", "dtype", "device", "None", "list"],
+)
+def test_wrong_signals_are_refused_even_after_a_right_call(u: Any, message: str) -> None:
+    ops.diagonal_ssm(U, SSM)
+    ops.diagonal_ssm(u=U, weights=SSM)
+    with pytest.raises(InputError, match=message):
+        ops.diagonal_ssm(u, SSM)
+    with pytest.raises(InputError, match=message):
+        ops.diagonal_ssm(u=u, weights=SSM)
+
+
+def test_a_prepared_step_refuses_what_does_not_fit_its_weights() -> None:
+    wide = ops.DiagonalWeights(*(torch.ones(2, 1, 2),) * 3)
+    narrow_step, wide_step = (
+        ops.diagonal_ssm_stepper(weights, torch.ones(channels))
+        for weights, channels in ((SSM, 1), (wide, 2))
+    )
+    narrow, wider = ((torch.ones(1, n), torch.zeros(1, n, 1, 2)) for n in (1, 2))
+    for step, right, wrong in ((narrow_step, narrow, wider), (wide_step, wider, narrow)):
+        step(*right)
+        with pytest.raises(InputError, match="of shape"):
+            step(*wrong)
+
+
+def test_the_arguments_of_a_step_have_names() -> None:
+    given = {"state": STATE + 1, "weights": SSM, "u": U[:, 0]}
+    found, wanted = ops.diagonal_ssm_step(**given), ops.diagonal_ssm_step(U[:, 0], SSM, STATE + 1)
+    assert all(map(torch.equal, found, wanted))
+
+
 def test_tensors_without_data_find_a_backend() -> None:
     with torch.device("meta"):
         layer = LAYERS["h3"](8)
