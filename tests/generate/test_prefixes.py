@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.generate import PrefixStates, SessionState, generate, prefill
+from stateline.generate import PrefixStates, Sampling, SessionState, generate, prefill
 from stateline.layers import nbytes
 from stateline.models.language_model import LanguageModel
 
@@ -180,6 +180,15 @@ def test_generation_continues_the_conversation_that_it_kept(build: Build, patter
     assert [states.read(row).reused for row in conversation] == [21, 21]
     found = generate(model, conversation, 9, prefixes=states)
     assert found.equal(generate(model, conversation, 9))
+
+
+def test_a_seed_fixes_the_tokens_that_follow_kept_states(build: Build) -> None:
+    model = build("h3(d_state=8)")
+    prompt, sampling = torch.stack([TEXT[:12], TEXT[12:24]]), Sampling(temperature=2.0)
+    states = PrefixStates(model, every=8)
+    for seed in range(3):
+        found = generate(model, prompt, 9, sampling=sampling, seed=seed, prefixes=states)
+        assert found.equal(generate(model, prompt, 9, sampling=sampling, seed=seed))
 
 
 @pytest.mark.parametrize("limit", [{"every": 0}, {"memory": 0}, {"disk": -1}])

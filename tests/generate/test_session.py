@@ -441,6 +441,10 @@ def test_the_state_of_a_batch_is_a_tree_of_rows(build: Build) -> None:
         (lambda m: generate(m, PROMPT, -1), "max_new_tokens must not be negative, got -1"),
         (lambda m: generate(m, PROMPT, 3, seed=-1), r"seed must be from 0 to 2\*\*63 - 1, got -1"),
         (lambda m: generate(m, PROMPT, 9), "prompt and new tokens make 13 positions, but the mod"),
+        (
+            lambda m: generate(m, [PROMPT[0], PROMPT[0].repeat(2)], 4),
+            "new tokens make 13 positions",
+        ),
         (lambda m: extend(m, prefill(m, PROMPT), PROMPT + 1), "must be from 0 to 10, got 1 to 11"),
         (lambda _: Sampling(-0.1), "temperature must be finite and not negative, got -0.1"),
         (lambda _: Sampling(float("nan")), "temperature must be finite and not negative, got nan"),
