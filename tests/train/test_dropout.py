@@ -1,6 +1,8 @@
 """Training with dropout: masks follow from the seed and the step."""
 
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from stateline.models.language_model import LanguageModel
 from stateline.tasks import Text
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train
+from stateline.train.update import Updater
 
 LAYERS = {
     "feed_forward": {"dropout": 0.2},
@@ -72,3 +75,13 @@ def test_masks_depend_on_the_seed_and_leave_the_random_state_alone(text: Text) -
     torch.manual_seed(1)
     assert torch.rand(3).equal(wanted)
     assert not same(one, learned(text, seed=2))
+
+
+def test_every_seed_update_and_process_draws_masks_of_its_own() -> None:
+    found = set()
+    for seed, step, rank in product(range(2), repeat=3):
+        updater: Any = SimpleNamespace(
+            config=SimpleNamespace(seed=seed), processes=SimpleNamespace(rank=rank)
+        )
+        found.add(Updater._seed(updater, step))
+    assert len(found) == 8

@@ -134,6 +134,16 @@ def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:
     assert c.value.steps == 1
 
 
+def test_a_gradient_that_is_no_number_is_named_and_changes_no_weight() -> None:
+    trained = model()
+    before = [parameter.detach().clone() for parameter in trained.parameters()]
+    next(trained.parameters()).register_hook(lambda gradient: gradient * torch.inf)
+    config = TrainConfig(steps=2, warmup_steps=0, eval_every=0)
+    with pytest.raises(TrainingDiverged, match=r"the gradient became (nan|inf) at step 1: lower"):
+        train(trained, task(), config)
+    assert all(map(torch.equal, trained.parameters(), before))
+
+
 @pytest.mark.cpu
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     config = TrainConfig(steps=2, lr=1e39, clip=0.0, warmup_steps=0, eval_every=0, save_every=1)

@@ -86,11 +86,15 @@ def test_a_run_killed_eight_times_ends_with_the_same_bits(tmp_path: Path) -> Non
     assert learned(whole) == learned(killed)
 
 
-def test_an_interrupted_run_saves_and_goes_on(text: Text, tmp_path: Path) -> None:
-    run(text, tmp_path / "whole")
-    first = run(text, tmp_path / "halves", until=4)
+@pytest.mark.parametrize("settings", [{}, {"carry_state": True, "carry_cap": 48}])
+def test_an_interrupted_run_saves_and_goes_on(
+    text: Text, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Also if it is interrupted between two resets of the carried states."""
+    run(text, tmp_path / "whole", **settings)
+    first = run(text, tmp_path / "halves", until=4, **settings)
     assert (first.stopped, first.steps) == ("interrupted", 4)
-    assert run(text, tmp_path / "halves").stopped == "finished"
+    assert run(text, tmp_path / "halves", **settings).stopped == "finished"
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "halves"))
     assert learned(tmp_path / "whole") == learned(tmp_path / "halves")
 
