@@ -16,6 +16,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Copying, Text
 from stateline.train import update
+from stateline.train.batches import MicroBatch, positions_after
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train
 
@@ -128,6 +129,13 @@ def test_the_cap_counts_the_tokens_of_segments(text: Text, monkeypatch: pytest.M
     monkeypatch.setattr(LanguageModel, "forward_chunk", note)
     train(build("h3"), text, carried(steps=3, segment_len=7, carry_cap=30))
     assert entered == [0, 7, 14, 16, 23, 0, 2, 9, 16]  # pieces of 7, 7 and 2
+
+
+def test_positions_of_packed_rows_count_from_the_last_start() -> None:
+    starts = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]).bool()
+    fresh = torch.tensor([False, True, True, False])
+    micro = MicroBatch(torch.zeros(4, 4), torch.zeros(4, 4), fresh, 0, starts)
+    assert positions_after(torch.tensor([5, 5, 5, 5]), micro).tolist() == [9, 4, 2, 1]
 
 
 def test_a_fresh_row_starts_anew_and_the_others_go_on(

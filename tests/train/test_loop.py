@@ -14,9 +14,11 @@ from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Copying, Task, Text
+from stateline.train.batches import Batches
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train
 from stateline.train.metrics import METRICS, Metrics, TrainingDiverged, TrainResult
+from stateline.train.processes import Processes
 
 
 def task(seed: int = 0) -> Copying:
@@ -55,6 +57,15 @@ def test_the_first_loss_is_that_of_the_first_batch_under_the_given_weights() -> 
         for row, place in (targets >= 0).nonzero().tolist()
     ]
     assert run(log_every=1).curve[0].loss == pytest.approx(sum(scored) / len(scored), rel=1e-5)
+
+
+@pytest.mark.cpu
+def test_every_update_reads_the_batches_after_those_of_the_update_before() -> None:
+    batches = Batches(task(), TrainConfig(steps=3, warmup_steps=0, accumulate=2), Processes())
+    read = [micro.tokens for step in range(3) for micro in batches.update(step)]
+    assert len(read) == 6
+    for index, tokens in enumerate(read):
+        assert tokens.equal(torch.as_tensor(task().train_batch(index)[0]))
 
 
 def weights(of: LanguageModel) -> torch.Tensor:
