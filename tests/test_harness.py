@@ -328,6 +328,13 @@ def folder(model: LanguageModel, tmp_path: Path) -> Path:
 
 
 @slow
+@pytest.mark.parametrize("size", ["auto", "auto:4", 0, -1])
+def test_batches_have_a_number_of_contexts(model: LanguageModel, size: int | str) -> None:
+    with pytest.raises(InputError, match="batch_size must be a number of contexts, got"):
+        lm(model, batch_size=size)
+
+
+@slow
 def test_lm_eval_makes_the_registered_model_from_a_folder(
     model: LanguageModel, folder: Path
 ) -> None:

@@ -12,6 +12,9 @@ from stateline.bench.timing import Timing
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 
+if not torch.cuda.is_available():  # the simulated device cannot stand beside a GPU
+    from tests.devices import watch
+
 CELLS = [Cell("prefill", 16, 2), Cell("decode", 16, 2), Cell("train", 16, 4)]
 
 
@@ -244,9 +247,8 @@ def test_a_cell_that_fails_is_left_out_and_the_others_are_measured(
     assert all(m.spread for m in others)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its device is simulated")
 def test_speed_is_measured_on_the_device_of_the_model_alone() -> None:
-    from tests.devices import watch  # skips the test beside a GPU
-
     subject = Subject(model("attention h3").to("fake"))
     with watch() as counts:
         for cell in CELLS:

@@ -35,6 +35,9 @@ from stateline.probe import (
 from stateline.probe.load import fingerprint
 from stateline.probe.results import FORMAT
 
+if not torch.cuda.is_available():  # the simulated device cannot stand beside a GPU
+    from tests.devices import watch
+
 TINY = Settings(batches=2, examples=3, rows=4)
 
 
@@ -565,9 +568,8 @@ def test_real_data_gives_prompts_of_every_default_length(data: Path) -> None:
     assert all(0 < tokens["squad", n] - n < 150 for n in PROBES["squad"].lengths)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its device is simulated")
 def test_our_models_are_probed_on_their_device_alone() -> None:
-    from tests.devices import watch  # skips the test beside a GPU
-
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig("h3 attention", vocab_size=256, d_model=8)).eval()
     prompts, limits = [encode("to be"), encode("or not to")], [9, 5]

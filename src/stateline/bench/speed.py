@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.bench.timing import Call
+from stateline.generate.graphs import Graphs
 from stateline.generate.session import PREFILL_CHUNK
 from stateline.layers import AnyLayer
 from stateline.layers.calls import unchecked
@@ -91,8 +92,8 @@ class Subject:
         """Memory that a cell takes beyond the model and its optimizer, estimated."""
         causal = self.counted.causal  # others have no state
         state = self.counted.state_bytes(cell.length) * cell.batch if causal else 0.0
-        if cell.phase == "decode":
-            return 2.0 * state
+        if cell.phase == "decode":  # a graph has a state, and is compared with a copy
+            return (4.0 if next(self.model.parameters()).is_cuda else 2.0) * state
         sample = training_bytes(self.counted, 1, min(_SAMPLE, cell.length))
         per_token = (sample["activations"] + sample["logits"]) / min(_SAMPLE, cell.length)
         if cell.phase == "train":
@@ -139,19 +140,29 @@ class Subject:
         return prefill
 
     def _decode(self, context: int, batch: int) -> Call:
-        """Decoding one token after the other, from a copy of the state after the context."""
-        model, memory = self.model, Memory(self.model)
+        """Decoding one token after the other, from a copy of the state after the context.
+
+        On a GPU by recorded graphs, as a session decodes.
+        """
+        model = self.model
         with torch.inference_mode():
             token = model.example_input(batch, 1)[:, 0]
             state = select_rows(self._state(context), [0] * batch)
+        graphs = Graphs(model.step_) if token.is_cuda else None
+        memory = Memory(model, every=graphs is not None)
 
         @torch.inference_mode()
         def decode() -> None:
             model.eval()
             donated = pytree.tree_map(torch.clone, state)
-            with remembering(memory), unchecked():
+            with remembering(memory) as changed, unchecked():
+                if graphs is not None and changed:
+                    graphs.clear()
                 for _ in range(DECODE_STEPS):
-                    model.step_(token, donated)
+                    if graphs is None:
+                        model.step_(token, donated)
+                    else:
+                        _, donated = graphs(token, donated)
 
         return decode
 

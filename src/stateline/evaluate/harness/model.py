@@ -49,7 +49,8 @@ class StatelineLM(TemplateLM):
         tokens_read: Tokens that the model has read so far.
 
     Raises:
-        InputError: If there is neither a model with a tokenizer nor a path.
+        InputError: If there is neither a model with a tokenizer nor a path, or ``batch_size`` is no
+            number.
     """
 
     backend = "causal"
@@ -70,6 +71,8 @@ class StatelineLM(TemplateLM):
             model, tokenizer = load_run(path, device=device or "cpu", tokenizer=named)
         if model is None or not isinstance(tokenizer, Tokenizer):
             raise InputError("StatelineLM needs a model and a tokenizer, or path=FOLDER of a run")
+        if not str(batch_size).isdecimal() or int(batch_size) == 0:
+            raise InputError(f"batch_size must be a number of contexts, got {batch_size!r}")
         self.model, self.text, self.batch_size = model, tokenizer, int(batch_size)
         self.tokens_read = 0
 
