@@ -269,7 +269,7 @@ class TestDevices:
     def four_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr("stateline.compare.pool.cores", lambda: 3)
 
