@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -84,6 +85,24 @@ def _here() -> str:
     if torch.backends.mps.is_available():
         names.append("mps")
     return f"this machine has {', '.join(names)}"
+
+
+def cuda_seconds(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Seconds of some calls, one after the other, on a CUDA device, which may not be the current.
+
+    They are the time between two events of the device itself, without the cost of waiting for it.
+    """
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    stream = torch.cuda.current_stream(device)
+    torch.cuda.synchronize(device)
+    begin.record(stream)
+    for _ in range(repeats):
+        call()
+    end.record(stream)
+    torch.cuda.synchronize(device)
+    return begin.elapsed_time(end) / 1e3
 
 
 @cache

@@ -10,7 +10,7 @@ from stateline.cli.progress import describe
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.train.metrics import Metrics
-from stateline.train.usage import PRODUCTS, SIDE, Usage, rate_of_products
+from stateline.train.usage import Usage, rate_of_products
 
 METRICS = Metrics(1, 2, 1.0, None, 1e-3, 1000.0, 1.0)
 
@@ -39,27 +39,6 @@ def test_a_line_shows_both_where_they_are_known() -> None:
     assert "1,000 tokens/s  0:01" in describe(METRICS, "bits")
     both = dataclasses.replace(METRICS, memory=3 << 29, utilisation=0.414)
     assert "1,000 tokens/s (41% of peak)  1.5 GiB  0:01" in describe(both, "bits")
-
-
-def test_the_rate_is_that_of_the_named_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it is not the current device."""
-    streams, drawn = [], torch.randn
-
-    class Event:
-        def __init__(self, **_: object) -> None: ...
-
-        def record(self, stream: object = None) -> None:
-            streams.append(stream)
-
-        def elapsed_time(self, _: object) -> float:
-            return 1e3
-
-    monkeypatch.setattr(torch, "randn", lambda *_, device: drawn(1, 1))  # noqa: ARG005
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    assert rate_of_products(torch.device("cuda:1"), torch.float32) == PRODUCTS * 2 * SIDE**3
-    assert streams == ["stream of cuda:1"] * 2
 
 
 @pytest.mark.gpu

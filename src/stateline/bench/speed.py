@@ -144,12 +144,11 @@ class Subject:
 
         On a GPU by recorded graphs, as a session decodes.
         """
-        model = self.model
+        model, memory = self.model, Memory(self.model)
         with torch.inference_mode():
             token = model.example_input(batch, 1)[:, 0]
             state = select_rows(self._state(context), [0] * batch)
         graphs = Graphs(model.step_) if token.is_cuda else None
-        memory = Memory(model, every=graphs is not None)
 
         @torch.inference_mode()
         def decode() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from stateline.devices import cuda_seconds
 from stateline.workers import cores
 
 Call = Callable[[], object]
@@ -127,21 +128,11 @@ def stopwatch(
 ) -> Callable[[Call, int], float]:
     """A function that measures the seconds of some calls, one after the other.
 
-    On CUDA devices it takes the time between two events of the device itself, so that the cost of
-    waiting for the device is not measured.
+    On CUDA devices it is :func:`stateline.devices.cuda_seconds`.
     """
+    if device.type == "cuda":
+        return partial(cuda_seconds, device=device)
     wait, clock = waiter(device), clock or time.perf_counter
-
-    def by_events(call: Call, repeats: int) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream = torch.cuda.current_stream(device)  # by default, that of the current device
-        wait()
-        begin.record(stream)
-        for _ in range(repeats):
-            call()
-        end.record(stream)
-        wait()
-        return begin.elapsed_time(end) / 1e3
 
     def by_clock(call: Call, repeats: int) -> float:
         wait()
@@ -151,7 +142,7 @@ def stopwatch(
         wait()
         return clock() - started
 
-    return by_events if device.type == "cuda" else by_clock
+    return by_clock
 
 
 def waiter(device: torch.device) -> Call:

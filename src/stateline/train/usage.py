@@ -2,6 +2,7 @@
 
 import torch
 
+from stateline.devices import cuda_seconds
 from stateline.models.factory import AnyModel
 
 SIDE = 4096
@@ -59,13 +60,5 @@ class Usage:
 def rate_of_products(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of large matrix products on a CUDA device."""
     a, b = (torch.randn(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    stream = torch.cuda.current_stream(device)  # by default, that of the current device
-    for _ in range(PRODUCTS):
-        a @ b
-    begin.record(stream)
-    for _ in range(PRODUCTS):
-        a @ b
-    end.record(stream)
-    torch.cuda.synchronize(device)
-    return PRODUCTS * 2 * SIDE**3 / (begin.elapsed_time(end) / 1e3)
+    _, seconds = (cuda_seconds(lambda: a @ b, PRODUCTS, device) for _ in range(2))
+    return PRODUCTS * 2 * SIDE**3 / seconds
