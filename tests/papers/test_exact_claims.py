@@ -63,8 +63,8 @@ def test_a_cache_makes_the_attention_of_a_staircase_linear_in_its_steps() -> Non
     def plain(steps: int) -> float:
         return Staircase(core(), passes=steps, chunk_len=CHUNK).flops_per_token(LONG)
 
-    def cached(steps: int) -> float:
-        layer = CachedStaircase(core(), passes=1, chunk_len=CHUNK, steps=steps)
+    def cached(steps: int, passes: int = 1, chunk_len: int = CHUNK) -> float:
+        layer = CachedStaircase(core(), passes=passes, chunk_len=chunk_len, steps=steps)
         return layer.flops_per_token(LONG)
 
     def curvature(cost: object) -> float:
@@ -73,6 +73,13 @@ def test_a_cache_makes_the_attention_of_a_staircase_linear_in_its_steps() -> Non
 
     assert curvature(plain) > 0.1
     assert abs(curvature(cached)) < 0.01
+
+    def per_step(passes: int, chunk_len: int) -> float:
+        return cached(12, passes, chunk_len) - cached(4, passes, chunk_len)
+
+    # A token is one of the C of its chunk, so its share of N M C^2 is N M C.
+    assert per_step(4, CHUNK) == pytest.approx(4 * per_step(1, CHUNK), rel=0.01)
+    assert per_step(1, 2 * CHUNK) == pytest.approx(2 * per_step(1, CHUNK), rel=0.01)
 
 
 def test_h3_costs_a_logarithm_per_token_where_attention_costs_the_length() -> None:
