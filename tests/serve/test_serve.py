@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from stateline.data import ByteTokenizer
+from stateline.data import ByteTokenizer, CharacterTokenizer
 from stateline.generate import (
     Model,
     PrefixStates,
@@ -30,11 +30,14 @@ from stateline.generate import (
     seeded,
 )
 from stateline.layers import nbytes
-from stateline.serve import Limits, Row
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.serve import Limits, Row, make_app
 from stateline.serve.app import Stream, Ticket
-from stateline.serve.engine import BusyError, Engine, LogProbs, Piece
+from stateline.serve.engine import BusyError, Engine, LogProbs, Piece, StoppedError
 from stateline.serve.metrics import Metrics
 from stateline.serve.replies import CompletionAnswer
+from stateline.serve.requests import CompletionRequest, ResponseRequest, decode
 from tests.serve.running import Client, app_of, opinionated, running
 
 pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.cpu]
@@ -67,6 +70,7 @@ def test_a_completion_is_what_generate_gives(client: Client) -> None:
     assert choice["finish_reason"] == "length"
     assert answer["usage"]["prompt_tokens"] == 16
     assert answer["usage"]["completion_tokens"] == 12
+    assert answer["usage"]["total_tokens"] == 28
     assert client.complete(list(b"once upon a time"))["choices"] == answer["choices"]
 
 
@@ -110,13 +114,48 @@ def test_a_text_ends_before_a_stop_string(client: Client) -> None:
     )
 
 
-def test_log_probabilities_are_those_of_the_model(client: Client) -> None:
-    (choice,) = client.complete("how likely", logprobs=5)["choices"]
-    session = Session(MODEL, prefill(MODEL, torch.tensor([list(b"how likely")])))
-    wanted = [session.step() for _ in range(12)]
-    found = torch.tensor(choice["logprobs"]["token_logprobs"])
-    torch.testing.assert_close(found, torch.cat([c.log_probs for c in wanted]), rtol=0, atol=1e-5)
-    assert all(len(top) <= 5 for top in choice["logprobs"]["top_logprobs"])
+class Ending(ByteTokenizer):
+    """Has a token that ends a text."""
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+
+    @property
+    def end_of_text(self) -> int:
+        return self._end
+
+
+def test_a_text_ends_before_the_token_that_ends_it() -> None:
+    tokens = continued(b"the end", 12)
+    place = next(n for n in range(3, 12) if tokens[n] not in tokens[:n])
+    app = make_app(PrefixStates(MODEL), Ending(tokens[place]), "tiny")
+    with running(app) as client:
+        answer, told = client.complete("the end"), client.respond("the end")
+    (choice,) = answer["choices"]
+    assert (plain(choice["text"]), choice["finish_reason"]) == (shown(tokens[:place]), "stop")
+    assert answer["usage"]["completion_tokens"] == place + 1
+    assert (told["status"], told["incomplete_details"]) == ("completed", None)
+    assert told["output"][0]["content"][0]["text"] == choice["text"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probabilities_are_those_of_the_model(dtype: torch.dtype) -> None:
+    model = opinionated().to(dtype)
+    with running(app_of(model)) as client:
+        one, none = (client.complete("how likely", logprobs=n)["choices"][0] for n in (5, 0))
+    session = Session(model, prefill(model, torch.tensor([list(b"how likely")])))
+    wanted = torch.cat([session.step().log_probs for _ in range(12)])
+    for choice, n in ((one, 5), (none, 0)):
+        found = torch.tensor(choice["logprobs"]["token_logprobs"])
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        assert all(len(top) <= n for top in choice["logprobs"]["top_logprobs"])
+
+
+def test_more_log_probabilities_than_tokens_are_those_of_all_tokens() -> None:
+    model = LanguageModel(ModelConfig("lstm", 3, 8)).eval()
+    with running(make_app(PrefixStates(model), CharacterTokenizer("abc"), "tiny")) as client:
+        told = client.complete("ab", logprobs=20)["choices"][0]["logprobs"]
+    assert [sorted(top) for top in told["top_logprobs"]] == [["a", "b", "c"]] * 12
 
 
 def test_text_offsets_are_places_in_the_text(client: Client) -> None:
@@ -138,8 +177,10 @@ def test_the_names_of_tokens_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -
     name = tokenizer.decode
     monkeypatch.setattr(tokenizer, "decode", lambda ids: (decoded.extend(ids), name(ids))[1])
     answer = CompletionAnswer("tiny", tokenizer, log_probs=True, usage=False)
-    answer.add([Piece(log_probs=(LogProbs(97, 0.0, ((98, -1.0),)),))])
-    assert answer.whole()["choices"][0]["logprobs"]["top_logprobs"] == [{"b": -1.0}]
+    top = ((98, -1.0), (10, -2.0), (0, -3.0))
+    answer.add([Piece(log_probs=(LogProbs(97, 0.0, top),))])
+    named = {"b": -1.0, "\n": -2.0, "<0>": -3.0}
+    assert answer.whole()["choices"][0]["logprobs"]["top_logprobs"] == [named]
     assert decoded.count(98) == 1
 
 
@@ -163,6 +204,10 @@ def test_a_stream_is_the_whole_answer(client: Client) -> None:
         found = [value for choice in choices for value in choice["logprobs"][name]]
         assert found == whole["choices"][0]["logprobs"][name]
     assert last["usage"]["completion_tokens"] == 12
+    assert not any("usage" in chunk for chunk in chunks)
+    request |= {"stream_options": {"include_usage": False}}
+    found = events(client.send("/v1/completions", request)[1])
+    assert not any("usage" in chunk for chunk in found)
 
 
 def test_a_conversation_continues_its_state_and_forks(client: Client) -> None:
@@ -178,6 +223,23 @@ def test_a_conversation_continues_its_state_and_forks(client: Client) -> None:
         assert told["usage"]["input_tokens"] == len(text + turn)
     again = client.respond("", previous_response_id=first["id"])
     assert plain(again["output"][0]["content"][0]["text"]) == shown(continued(text, 12))
+
+
+def test_a_response_says_what_was_asked_for_and_why_it_ended(client: Client) -> None:
+    status, body = client.send("/v1/responses", {"model": "tiny", "input": "plain"})
+    plain = json.loads(body)
+    assert (status, plain["usage"]["output_tokens"], plain["store"]) == (200, 256, True)
+    assert (plain["temperature"], plain["top_p"], plain["metadata"]) == (1, 1, {})
+    given = {"temperature": 0.5, "top_p": 0.5, "max_output_tokens": 12, "store": False}
+    given |= {"metadata": {"a": "b"}, "previous_response_id": plain["id"]}
+    told = client.respond("again", **given)
+    assert {name: told[name] for name in given} == given
+    assert (told["status"], told["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+    usage = told["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] == 278
 
 
 @pytest.mark.slow
@@ -209,6 +271,7 @@ def test_a_streamed_response_is_the_whole_one(client: Client) -> None:
     assert kinds[0] == "response.created"
     assert kinds[-1] == "response.incomplete"
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert (found[0]["response"]["output"], found[0]["response"]["usage"]) == ([], None)
     text = "".join(e["delta"] for e in found if e["type"] == "response.output_text.delta")
     assert text == whole["output"][0]["content"][0]["text"]
     assert found[-1]["response"]["output"][0]["content"] == whole["output"][0]["content"]
@@ -220,10 +283,14 @@ def test_a_streamed_response_is_the_whole_one(client: Client) -> None:
 
 
 def test_models_and_metrics_are_shown(client: Client) -> None:
-    client.complete("count me", max_tokens=2)
+    names = ("prompt_tokens_total", "reused_tokens_total", "new_tokens_total")
+    before = list(map(client.metric, names))
+    for _ in range(2):
+        client.complete("count me", max_tokens=2)
+    found = [client.metric(name) - old for name, old in zip(names, before, strict=True)]
+    assert found == [16, 8, 4]
     assert [m["id"] for m in json.loads(client.send("/v1/models")[1])["data"]] == ["tiny"]
     assert json.loads(client.send("/v1/models/tiny")[1])["object"] == "model"
-    assert client.metric("new_tokens_total") > 0
     assert client.metric("rows") == 0
 
 
@@ -264,6 +331,23 @@ def test_a_wrong_request_is_refused_in_one_line(
     status, body = client.send("/v1/completions", GOOD | change)
     assert status == (404 if "model" in change else 400)
     assert re.search(message, error_of(body)), body
+
+
+def test_a_row_has_all_settings_of_its_request() -> None:
+    chosen = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "repetition_penalty": 1.5}
+    request = chosen | {"model": "tiny", "prompt": "a", "seed": 0, "stop": "ab", "cache_salt": "s"}
+    row = decode(json.dumps(request).encode(), CompletionRequest).row(ByteTokenizer())
+    assert row.sampling == Sampling(0.5, 3, 0.9, 1.5)
+    assert (row.tokens, row.seed, row.stop, row.salt) == ([97], 0, "ab", "s")
+
+
+def test_a_request_has_the_defaults_of_openai_and_a_seed_of_its_own() -> None:
+    asked = decode(b'{"model": "tiny", "prompt": "a"}', CompletionRequest)
+    one, two = (asked.row(ByteTokenizer()) for _ in range(2))
+    assert (one.sampling, one.new_tokens, one.log_probs) == (Sampling(1.0), 16, None)
+    assert one.seed != two.seed
+    turn = decode(b'{"model": "tiny", "input": "a"}', ResponseRequest).row(ByteTokenizer())
+    assert (turn.sampling, turn.new_tokens, turn.store) == (Sampling(1.0), 256, True)
 
 
 def test_options_without_effect_are_taken(client: Client) -> None:
@@ -497,6 +581,49 @@ def test_rows_that_are_beyond_a_limit_wait(limits: Limits, lengths: list[int], m
     assert metrics.most == most
 
 
+@pytest.mark.parametrize(("latest", "sizes"), [(3600, [4, 16, 16, 4]), (0, [4] * 10)])
+def test_pieces_of_many_rows_are_delivered_together_and_in_time(
+    monkeypatch: pytest.MonkeyPatch, latest: float, sizes: list[int]
+) -> None:
+    monkeypatch.setattr("stateline.serve.engine.PER_STEP", 1)
+    monkeypatch.setattr("stateline.serve.engine.LATEST", latest)
+    delivered, done = list[list[tuple[Row, Piece]]](), threading.Event()
+
+    def deliver(pieces: list[tuple[Row, Piece]]) -> None:
+        delivered.append(pieces)
+        if any(piece.finish for _, piece in pieces):
+            done.set()
+
+    kept, metrics = PrefixStates(MODEL), Metrics()
+    engine = Engine(ByteTokenizer(), kept, limits=Limits(), deliver=deliver, metrics=metrics)
+    for row in range(4):
+        engine.submit(Row([row], new_tokens=10))
+    engine.start()
+    assert done.wait(60)
+    engine.stop()
+    assert [len(pieces) for pieces in delivered if pieces] == sizes
+
+
+def test_all_texts_are_told_of_the_end_and_no_more_are_taken() -> None:
+    ended, begun = Counter[Row](), threading.Event()
+
+    def deliver(pieces: list[tuple[Row, Piece]]) -> None:
+        ended.update(row for row, piece in pieces if piece.error)
+        begun.set()
+
+    kept, limits = PrefixStates(MODEL), Limits(rows=1)
+    engine = Engine(ByteTokenizer(), kept, limits=limits, deliver=deliver, metrics=Metrics())
+    rows = [Row([1], new_tokens=4000) for _ in range(3)]
+    for row in rows:
+        engine.submit(row)
+    engine.start()
+    assert begun.wait(60)
+    engine.stop()
+    assert ended == Counter(rows)
+    with pytest.raises(StoppedError, match="the server is ending"):
+        engine.submit(Row([1]))
+
+
 def test_a_text_for_which_no_place_is_left_to_wait_is_refused() -> None:
     kept, limits = PrefixStates(MODEL), Limits(waiting=2)
     engine = Engine(ByteTokenizer(), kept, limits=limits, deliver=print, metrics=Metrics())
@@ -537,6 +664,14 @@ def test_a_conversation_outlives_the_server(tmp_path: Path) -> None:
         assert there["output"][0]["content"] == here["output"][0]["content"]
         kept = client.complete("kept over a restart. ")["usage"]["prompt_tokens_details"]
         assert kept["cached_tokens"] == 21
+
+
+def test_the_state_after_a_stored_response_is_written_at_once(tmp_path: Path) -> None:
+    with running(app_of(MODEL, prefixes=PrefixStates(MODEL, folder=tmp_path))) as client:
+        client.respond("lost with the process", store=False)
+        assert not [*tmp_path.iterdir()]
+        client.respond("kept in any case")
+        assert len([*tmp_path.iterdir()]) == 1
 
 
 def test_clients_whose_texts_go_on_at_the_end_are_told(
