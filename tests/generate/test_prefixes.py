@@ -93,7 +93,7 @@ def test_a_text_can_be_read_in_pieces_under_its_hash(build: Build) -> None:
     second = states.read(TEXT[10:25], first.key)
     assert second.state.length == 25
     assert states.read(TEXT[:25]) == (second.state, second.key, 25)
-    assert states.read([], second.key).state is second.state
+    assert states.read([], second.key) == (second.state, second.key, 0)
     with pytest.raises(InputError, match="is no longer kept: give the whole text"):
         states.read([1], b"?" * 32)
 
@@ -144,14 +144,47 @@ def test_the_folder_is_bounded_and_loses_the_least_recently_used(
     assert [states.read(TEXT.roll(shift)).reused for shift in (2, 0, 1)] == [40, 40, 0]
 
 
-def test_states_of_other_weights_are_never_found(build: Build, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", ["attention(position=rope)", "attention(position=none)"])
+def test_states_of_other_models_are_never_found_and_stay(
+    build: Build, tmp_path: Path, pattern: str
+) -> None:
+    """Models may differ in their weights alone, or in their configuration alone."""
+    states = PrefixStates(build("attention(position=rope)"), folder=tmp_path)
+    states.read(TEXT)
+    states.flush()
+    assert len(states) == 1
+    other = build(pattern)
+    with torch.no_grad():
+        other.embedding.weight.add_(float(pattern == "attention(position=rope)"))
+    assert PrefixStates(other, folder=tmp_path).read(TEXT).reused == 0
+    assert PrefixStates(states.model, folder=tmp_path).read(TEXT).reused == 40
+
+
+def test_a_used_file_is_marked_as_used_for_other_processes(build: Build, tmp_path: Path) -> None:
     model = build("h3(d_state=8)")
     states = PrefixStates(model, folder=tmp_path)
     states.read(TEXT)
     states.flush()
-    with torch.no_grad():
-        model.embedding.weight.add_(1)
-    assert PrefixStates(model, folder=tmp_path).read(TEXT).reused == 0
+    (file,) = tmp_path.iterdir()
+    os.utime(file, (0, 0))
+    assert PrefixStates(model, folder=tmp_path).read(TEXT).reused == 40
+    assert file.stat().st_mtime > 0
+
+
+@pytest.mark.parametrize("oldest", [0, 1])
+def test_the_file_that_was_not_used_for_longest_leaves_the_folder(
+    build: Build, tmp_path: Path, oldest: int
+) -> None:
+    model = build("h3(d_state=8)")
+    states = PrefixStates(model, every=100, folder=tmp_path)
+    keys = [states.read(TEXT.roll(shift)).key for shift in range(2)]
+    states.flush()
+    files = [tmp_path / f"{key.hex()}.state" for key in keys]
+    os.utime(files[oldest], (0, 0))
+    states = PrefixStates(model, every=100, folder=tmp_path, disk=states.on_disk)
+    states.read(TEXT.roll(2))
+    states.flush()
+    assert [file.exists() for file in files] == [oldest == 1, oldest == 0]
 
 
 def test_a_damaged_file_is_a_state_that_is_not_there(
