@@ -58,6 +58,11 @@ def test_select_rows_takes_rows_in_the_given_order(layer: Stack) -> None:
         assert all(torch.equal(leaf, old[[2, 0]]) for leaf, old in leaves)
 
 
+def test_select_rows_takes_the_rows_of_a_mask(layer: Stack) -> None:
+    state = after(layer, 5, batch_size=3)
+    assert same(select_rows(state, torch.tensor([True, False, True])), select_rows(state, [0, 2]))
+
+
 def test_a_fork_does_not_change_its_origin_or_its_twin(layer: Stack) -> None:
     state = after(layer, 5)
     fork = select_rows(state, [1, 1])
