@@ -1,4 +1,4 @@
-"""Jobs: names of their folders, and tasks that cannot score a model."""
+"""Jobs: names of their folders, tasks that cannot score a model, and what a record tells."""
 
 import dataclasses
 from pathlib import Path
@@ -8,13 +8,19 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.evaluate import evaluate
 from stateline.generate import load_run
+from stateline.models.checkpoint import load_model
 from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.models.size import count_parameters
 from stateline.runs.folder import slug
 from stateline.runs.job import Job, check_job, digest
+from stateline.runs.score import EVAL_BATCHES, sample_text
 from stateline.runs.train import run_job
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
+from stateline.train.metrics import Metrics
 
 MODEL = ModelConfig("h3", 30, layers={"h3": {"d_state": 4}})
 
@@ -67,3 +73,34 @@ def test_runs_share_their_initial_weights_and_differ_in_the_rest(tmp_path: Path)
     same, shared, other = weights(1, None), weights(0, 1), weights(0, None)
     torch.testing.assert_close(shared, same)
     assert not torch.allclose(other, same)
+
+
+def test_a_record_tells_what_was_trained_and_how_it_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateline.tasks.AssociativeRecall.solved_at", 0.0)
+    monkeypatch.setattr("stateline.runs.train.needed_bits", lambda *_: None)
+    task = "associative_recall(length=2, vocab_size=4)"
+    training = TrainConfig(steps=6, lr=0.05, warmup_steps=0, log_every=1, eval_every=2)
+    named = {"alias": "small", "family": "ours", "size": 5, "own_size": 6}
+    job, lines = Job(task, 77, MODEL, training, **named), list[Metrics]()
+    run = run_job(job, tmp_path, lines.append)
+    assert (run.model, run.family, run.size, run.own_size) == ("small", "ours", 5, 6)
+    assert (run.parameters_wanted, run.parameters) == (77, count_parameters(MODEL))
+    told = [(line.step, line.loss, line.metric) for line in lines]
+    assert [(point.step, point.loss, point.metric) for point in run.curve] == told
+    assert (run.steps_to_solve, run.validation) == (2, lines[-1].metric)
+    made = make_task(task)
+    tokens = sum(made.train_batch(step).targets.numel() for step in range(6))
+    assert run.tokens_per_second * run.seconds == pytest.approx(tokens)
+    scores = evaluate(load_model(tmp_path), made, made.train_length, batches=EVAL_BATCHES)
+    assert run.by_length[made.train_length] == scores
+
+
+@pytest.mark.parametrize("max_len", [20, 70])
+def test_a_sample_ends_with_the_positions_of_its_model(tmp_path: Path, max_len: int) -> None:
+    """The last token is not fed, so it needs no position."""
+    (tmp_path / "book.txt").write_text("one two three " * 400)
+    task = make_task(f"text(path={tmp_path}, length=8, longest=8)")
+    model = LanguageModel(ModelConfig("attention", 128, 8, max_len=max_len)).eval()  # of ASCII
+    assert len(sample_text(model, task) or "") == max_len + 1
