@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from stateline.data import Corpus, CorpusSettings, Progress, open_corpus, write_corpus
+from stateline.data.index import TokenHash
 from stateline.data.load import load_tokenizer
 from stateline.errors import InputError
 from stateline.tasks import Tokens
@@ -506,6 +507,15 @@ class TestOpening:
         other = make(source, tmp_path / "other", newlines="keep")
         assert open_corpus(out).sha256 != other.sha256
         assert open_corpus(out).sha256 == make(source, tmp_path / "same").sha256
+
+
+def test_the_hash_of_tokens_does_not_depend_on_how_they_are_stored() -> None:
+    hashes = set()
+    for dtype in ("u1", "<u2", ">u2"):
+        digest = TokenHash()
+        digest.update(np.arange(256).astype(dtype))
+        hashes.add(digest.hexdigest())
+    assert len(hashes) == 1
 
 
 def test_the_end_of_text_follows_every_document(
