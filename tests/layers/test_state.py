@@ -2,7 +2,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -28,6 +28,8 @@ from stateline.layers import (
     to,
 )
 from stateline.layers.state import State, fingerprint, lost_settings, settings_of
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
 
 WIDTH = 8
 
@@ -116,6 +118,12 @@ def test_states_of_different_layers_are_not_joined(
     mine = layer.init_state(2)
     with pytest.raises(InputError, match="one layer on one device, but state 2 has other parts"):
         cat_states([mine, mine, other().init_state(1)], layer=layer, capacity=capacity)
+
+
+def test_states_of_equal_shapes_and_other_types_are_not_joined() -> None:
+    one, two = (NamedTuple(name, [("h", torch.Tensor)]) for name in ("One", "Two"))
+    with pytest.raises(InputError, match="but state 1 has other parts"):
+        cat_states([one(torch.zeros(1, 2)), two(torch.zeros(1, 2))])
 
 
 @pytest.mark.parametrize(
@@ -235,6 +243,23 @@ def test_a_state_of_other_weights_is_refused(layer: Stack, tmp_path: Path) -> No
     save_state(tmp_path / "state", after(layer, 5), layer)
     with pytest.raises(InputError, match="state was saved by a model with other weights; load it"):
         load_state(tmp_path / "state", altered_weights(layer))
+
+
+def test_every_number_of_the_weights_is_part_of_the_fingerprint(layer: Stack) -> None:
+    before = fingerprint(layer)
+    for parameter in layer.parameters():
+        with torch.no_grad():
+            parameter.view(-1)[-1].add_(1)
+        assert before != (before := fingerprint(layer))
+
+
+def test_dropout_is_no_part_of_the_fingerprint() -> None:
+    def marks(p: float) -> Any:
+        torch.manual_seed(0)
+        settings = {"embedding_dropout": p, "residual_dropout": p}
+        return fingerprint(LanguageModel(ModelConfig("attention", 9, 8, **settings)))
+
+    assert marks(0.0) == marks(0.5)
 
 
 def test_a_state_of_other_weights_is_accepted_by_force(layer: Stack, tmp_path: Path) -> None:
