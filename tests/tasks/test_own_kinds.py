@@ -27,6 +27,9 @@ from stateline.train.loop import train
 SCORED: list[range] = []
 """Numbers of the evaluation batches of the drawn task, by call."""
 
+FILES: list[list[int]] = []
+"""The files that the finite task was scored on, by call."""
+
 
 class Own(Task):
     """The next bit is the last one. It says no more than a task must."""
@@ -72,6 +75,7 @@ def _drawn(task: Drawn, model: Any, length: int, batches: range) -> dict[str, fl
 
 @score_task.register
 def _finite(task: Finite, model: Any, length: int, batches: range) -> dict[str, float]:
+    FILES.append(task.files)
     return _right(task, model, length, task.files) | {"files": float(sum(task.files))}
 
 
@@ -91,6 +95,7 @@ def registered() -> Iterator[None]:
     register_task("own_drawn", Drawn)
     register_task("own_finite", Finite)
     SCORED.clear()
+    FILES.clear()
     yield
     del TASKS["own_drawn"], TASKS["own_finite"]
 
@@ -139,6 +144,7 @@ def test_settings_are_chosen_on_problems_of_another_seed_or_on_what_is_held_out(
     assert finite.protocol is not None
     assert finite.protocol.validation == {"own_finite": "the fourth file"}
     assert all(trial.validation is not None for trial in finite.trials)
+    assert FILES[: len(finite.trials)] == [[3]] * len(finite.trials)
     (run,) = finite.runs
     assert run.by_length[4]["files"] == 3.0  # the final score is on the other three
     assert run.validation is None  # while it trains, a finite task is scored on the same problems
