@@ -163,6 +163,16 @@ def test_resume_takes_a_finished_run_on_for_more_steps(recipe: str) -> None:
     assert read_results(Path("run")).runs[0].steps == done + 2
 
 
+def test_a_run_is_not_resumed_on_another_text(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", recipe]) == 0
+    Path("text.txt").write_bytes(bytes(97 + n % 5 for n in range(400)))
+    assert main(["train", recipe, "--resume", "--train.steps", "8"]) == 2
+    assert "other settings: data (" in capsys.readouterr().err
+    assert steps()[-1] == 4
+
+
 def test_resume_without_a_run_says_so(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", recipe, "--resume"]) == 0
     assert "no checkpoint in run: training from the beginning" in capsys.readouterr().out
