@@ -1,13 +1,20 @@
 """``stateline train --init``: a run that starts from the weights of a model of any kind."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from stateline.cli import main
-from stateline.models.checkpoint import load_any
+from stateline.errors import InputError
+from stateline.models.checkpoint import load_any, save_model
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.models.sequence_head import ClassifierConfig
+from stateline.runs.initial import as_in_folder, start_from
 from tests.tasks.small_data import task_on
 
 ONE_STEP = ["--train.steps", "1", "--train.lr", "1e-12", "--train.weight_decay", "0"]
@@ -69,3 +76,21 @@ def test_other_layers_are_refused(
     message = f"d_model would be 16, but in the model in {first} it is 8: leave out options"
     assert message in capsys.readouterr().err
     assert not then.exists()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_weights_in_half_precision_are_trained_in_float32(tmp_path: Path, dropout: float) -> None:
+    config = ModelConfig("lstm", 9, 8)
+    save_model(LanguageModel(config).bfloat16(), tmp_path / "half")
+    model = start_from(replace(config, residual_dropout=dropout), str(tmp_path / "half"))
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("scaled", [{"embedding_norm": True}, {"embedding_multiplier": 2.0}])
+def test_embeddings_that_another_kind_of_model_would_not_scale_are_refused(
+    tmp_path: Path, scaled: dict[str, Any]
+) -> None:
+    save_model(LanguageModel(ModelConfig("lstm", 9, 8, **scaled)), tmp_path / "scaled")
+    config = ClassifierConfig("lstm", d_model=8)
+    with pytest.raises(InputError, match="scales or normalises its embeddings, which a classifier"):
+        as_in_folder(config, str(tmp_path / "scaled"))
