@@ -13,8 +13,8 @@ from stateline.errors import InputError
 from stateline.models.checkpoint import load_any, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.models.sequence_head import ClassifierConfig
-from stateline.runs.initial import as_in_folder, start_from
+from stateline.models.sequence_head import ClassifierConfig, RegressorConfig
+from stateline.runs.initial import as_in_folder, new_tensors, start_from
 from tests.tasks.small_data import task_on
 
 ONE_STEP = ["--train.steps", "1", "--train.lr", "1e-12", "--train.weight_decay", "0"]
@@ -94,3 +94,11 @@ def test_embeddings_that_another_kind_of_model_would_not_scale_are_refused(
     config = ClassifierConfig("lstm", d_model=8)
     with pytest.raises(InputError, match="scales or normalises its embeddings, which a classifier"):
         as_in_folder(config, str(tmp_path / "scaled"))
+
+
+def test_a_head_of_another_kind_pooling_or_size_is_new() -> None:
+    source = RegressorConfig("lstm", d_model=8, n_channels=2, n_values=2, pooling="mean")
+    classes = ClassifierConfig("lstm", d_model=8, n_channels=2, n_classes=2, pooling="mean")
+    assert new_tensors(source, source) == []
+    for other in (classes, replace(source, pooling="last"), replace(source, n_values=3)):
+        assert new_tensors(other, source) == ["head.weight", "head.bias"]
