@@ -9,13 +9,14 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from stateline.data import ByteTokenizer, CharacterTokenizer
 from stateline.generate import (
@@ -622,6 +623,26 @@ def test_all_texts_are_told_of_the_end_and_no_more_are_taken() -> None:
     assert ended == Counter(rows)
     with pytest.raises(StoppedError, match="the server is ending"):
         engine.submit(Row([1]))
+
+
+def test_graphs_outlive_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[Tensor] = []
+
+    class ByGraphs(Session):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.use_graphs(record)
+
+    def record(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        logits = call()
+        recorded.append(logits)
+        return lambda: logits.copy_(call()), logits
+
+    monkeypatch.setattr("stateline.serve.engine.Session", ByGraphs)
+    with running(app_of(MODEL)) as client:
+        texts = [client.complete("one after the other", max_tokens=4) for _ in range(2)]
+    assert texts[0]["choices"] == texts[1]["choices"]
+    assert len(recorded) == 1
 
 
 def test_a_text_for_which_no_place_is_left_to_wait_is_refused() -> None:
