@@ -165,13 +165,14 @@ def test_no_graph_stays_in_memory_after_one_that_failed() -> None:
     assert not made._graphs
 
 
-def test_old_graphs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_were_not_used_for_longest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST", 2)
-    made = Graphs(lambda tokens, state: tokens.float() + state, Recorder())
-    for rows in (1, 2, 3, 1):
+    recorder = Recorder()
+    made = Graphs(lambda tokens, state: tokens.float() + state, recorder)
+    for rows, recorded in ((1, 1), (2, 2), (1, 2), (4, 3), (1, 3), (2, 4)):
         made(torch.zeros(rows), torch.zeros(rows))
+        assert recorder.recorded == recorded
     assert len(made._graphs) == 2
-    assert made.record.recorded == 4  # type: ignore[attr-defined]
 
 
 def test_a_graph_is_compared_with_a_step_of_as_many_rows(caplog: pytest.LogCaptureFixture) -> None:

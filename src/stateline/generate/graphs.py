@@ -15,7 +15,7 @@ Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 """``record(call)`` returns a function that repeats the call on the same memory, and the output."""
 
 MOST = 8
-"""Largest number of graphs that are kept, each with the memory of its states."""
+"""Largest number of graphs that are kept, each with the memory of its states: the latest used."""
 
 TRIALS = 2
 """Steps in which a new graph is compared; the state needs room for as many."""
@@ -83,6 +83,7 @@ class Graphs:
         shapes = ((leaf.shape[1:], leaf.dtype) for leaf in (tokens, *leaves))
         key = (bucket(len(tokens)), *shapes)
         if key in self._graphs:
+            self._graphs[key] = self._graphs.pop(key)  # the latest is the last
             return self._graphs[key]
         try:
             graph = self._make(tokens, leaves, structure)
