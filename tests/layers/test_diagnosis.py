@@ -102,6 +102,7 @@ SAID: dict[type[Twin], str] = {
     planted.InitialStateCutEverywhere: "no method passes a gradient to core.start",
     planted.AccumulatorInHalfPrecision: "in bfloat16, init_state keeps h in half precision",
     planted.AccumulatorCastByAChunk: "in bfloat16, forward_chunk changes a dtype in the state",
+    planted.AccumulatorInDoublePrecision: "in bfloat16, forward_chunk changes a dtype in the state",
     planted.OutputInFloat32: "in bfloat16, forward returns float32",
     planted.OutputInFloat32InPlace: "in bfloat16, step_ returns float32",
     planted.OutputWrongInHalfPrecision: "bfloat16 runs, accumulators float32 does not hold: an "

@@ -341,6 +341,16 @@ class AccumulatorCastByAChunk(Twin):
         return y, after._replace(h=after.h.to(x.dtype))
 
 
+class AccumulatorInDoublePrecision(Twin):
+    """Nothing shows it in float64."""
+
+    clause = "bfloat16 runs, accumulators float32"
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state)
+        return y, after._replace(h=after.h.double())
+
+
 class OutputInFloat32(Twin):
     clause = "bfloat16 runs, accumulators float32"
 

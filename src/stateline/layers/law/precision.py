@@ -26,7 +26,7 @@ up to 0.2, and every product of a pass rounds its factors again.
 
 def precision(case: Case) -> Iterator[Finding]:
     """Precision is as promised."""
-    low = copy.deepcopy(case.layer).bfloat16()
+    low = copy.deepcopy(case.layer).float().bfloat16()  # some parameters stay float32
     full = copy.deepcopy(low).float()  # with the same rounded weights
     x = case.x.float().bfloat16() if case.x.is_floating_point() else case.x
     with torch.no_grad():
