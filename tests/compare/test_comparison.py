@@ -66,7 +66,8 @@ class TestSizes:
             assert job.parameters_wanted == count_parameters(job.model)
 
     def test_a_state_that_no_width_changes_is_refused(self) -> None:
-        with pytest.raises(InputError, match="400 state bytes within 5%, but the nearest that 'fe"):
+        said = "400 state bytes at the training length within 5%, but the nearest that 'fe"
+        with pytest.raises(InputError, match=said):
             jobs_of("attention", "feed_forward", match="state", d_model=8)
 
     def test_a_size_that_a_model_cannot_have_is_refused_with_the_nearest(self) -> None:

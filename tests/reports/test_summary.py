@@ -304,6 +304,14 @@ def test_headline_says_what_was_compared(make):
     )
 
 
+def test_headline_says_at_which_length_states_match(make):
+    """A state that grows is larger at other lengths."""
+    results = make.results() | {"protocol": {"name": "quick", "matched_by": "state"}}
+    assert headline(results).startswith(
+        "3 models matched in state bytes at the training length, trained with"
+    )
+
+
 def test_an_unfinished_comparison_says_how_far_it_came(make):
     results = make.results(finished=False)
     results["runs"] = results["runs"][:4]

@@ -10,7 +10,11 @@ MatchedBy = Literal["parameters", "flops", "state", "none"]
 """The size that all models of a comparison share: parameters, FLOPs per token or state bytes at the
 training length, or nothing."""
 
-MATCHED = {"parameters": "parameters", "flops": "FLOPs per token", "state": "state bytes"}
+MATCHED = {
+    "parameters": "parameters",
+    "flops": "FLOPs per token at the training length",
+    "state": "state bytes at the training length",
+}
 """The quantity in which models are matched, in words."""
 
 TOLERANCE = 0.05
