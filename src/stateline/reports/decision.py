@@ -191,12 +191,12 @@ def _decide(
     at = f"{length:,}" + (" (trained)" if length == task.train_length else "")
     if not allowed:
         first = f"without it {_offer(results, scores, order[0])}"
-        unknown = [b.text for b in budgets if not b.measured(results)]
-        why = (
-            f"no model was measured for {unknown[0]}"
-            if unknown
-            else "no model is within the budget"
-        )
+        unknown = next((b for b in budgets if not b.measured(results)), None)
+        why = "no model is within the budget"
+        if unknown:
+            lengths = [f"{n:,}" for n in common_lengths(results, unknown.cost)]
+            known = f", only at {', '.join(lengths)}" if lengths else ""
+            why = f"no model was measured for {unknown.text}{known}"
         return Decision(label, at, "", DASH, DASH, why, first)
 
     def state(model: str) -> float:
