@@ -46,6 +46,12 @@ class ChunkOfAnotherScale(Twin):
         return 1.001 * y, state
 
 
+class ChunkMakesItsStateHalf(Twin):
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super()._forward_chunk(x, state)
+        return y, state._replace(h=state.h.half())
+
+
 class DropoutInEvaluation(Twin):
     clause = "results depend on the arguments alone"
 
@@ -75,6 +81,8 @@ SAID: dict[type[Twin], str] = {
     DropoutInEvaluation: "forward draws random numbers",
     RandomInitialState: "init_state draws random numbers",
     StateInFloat32: "init_state makes h of the state torch.float32 in a layer of torch.float64",
+    ChunkMakesItsStateHalf: "forward_chunk returns h of the state as torch.float16, but init_state "
+    "makes it torch.float64",
     ChunkOfAnotherScale: "forward_chunk from an initial state is not forward, first at position 0",
     planted.LeakAtOnePosition: "forward at position t sees x[t+1] (t = 7)",
     planted.LeakInTraining: "in training mode, forward at position t sees x[t+",
@@ -140,6 +148,12 @@ def test_a_planted_bug_is_caught_and_named(bug: type[Twin]) -> None:
     assert report.diagnosis.startswith(SAID[bug]), report.diagnosis
     assert str(report).startswith(f"{bug.__name__}: THE LAW IS BROKEN: {report.diagnosis}\n")
     assert "\n" not in report.diagnosis
+
+
+@pytest.mark.usefixtures("unannotated")
+def test_rows_that_are_all_wrong_are_not_blamed_on_their_lengths() -> None:
+    (note,) = (f.note for f in check(StepIgnoresItsState).findings if "joined" in f.clause)
+    assert note == "all rows come out wrong"
 
 
 def test_all_planted_bugs_are_named() -> None:

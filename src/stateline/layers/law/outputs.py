@@ -47,6 +47,11 @@ def _unused(case: Case, verb: str) -> Iterator[str]:
         if leaf.is_floating_point() and leaf.dtype != case.dtype:
             told = f"{leaf.dtype} in a layer of {case.dtype}"
             yield f"init_state makes {name} of the state {told}: give it the dtype of a weight"
+    after = fields(call(case.x, start)[1])
+    for name, leaf in fields(start).items():
+        if after[name].dtype != leaf.dtype:
+            told = f"{after[name].dtype}, but init_state makes it {leaf.dtype}"
+            yield f"{verb} returns {name} of the state as {told}"
 
 
 @torch.no_grad()

@@ -85,9 +85,10 @@ def ages_join(case: Case) -> Iterator[Finding]:
             any(relative(y[own], wanted[own]) > case.limit for y in results)
             for own in (slice(len(case.x)), slice(len(case.x), 2 * len(case.x)))
         )
-        which = "all" if shorter and longer else "longer" if longer else "shorter"
+        if shorter and longer:
+            yield "all rows come out wrong"
         told = "rows with different numbers of tokens are treated as equally long"
-        yield f"{told}: the {which} rows come out wrong"
+        yield f"{told}: the {'longer' if longer else 'shorter'} rows come out wrong"
 
     worst = max(relative(y, wanted) for y in results)
     yield explained(clause, worst, case.limit, causes())
