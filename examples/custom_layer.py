@@ -28,7 +28,7 @@ class MovingAverageState(NamedTuple):
 class MovingAverage(SequenceLayer[MovingAverageState]):
     r"""Exponential moving average of each channel, then a map across channels.
 
-    .. math:: m_t = a\, m_{t-1} + (1 - a)\, x_t, \qquad y_t = W m_t
+    .. math:: m_t = a\, m_{t-1} + (1 - a)\, x_t, \qquad y_t = W m_t + b
 
     Args:
         d_model: Number of channels.
