@@ -125,6 +125,26 @@ def test_nothing_comes_after_a_stop_string() -> None:
     assert ([*shown, stream.finish()], stream.stopped) == (["a", "b", "", "", "", "", ""], True)
 
 
+class Ended(ByteTokenizer):
+    """Bytes, of which 0 ends a text."""
+
+    end_of_text = 0
+
+
+def test_the_token_for_the_end_of_text_ends_it_with_all_that_was_held_back() -> None:
+    stream = TextStream(Ended(), ["END"])
+    shown = [stream.push(token) for token in b"xEN\xc3\0D"]
+    found = [*shown, stream.finish()], stream.stopped
+    assert found == (["x", "", "", "", "EN\udcc3", "", ""], True)
+
+
+def test_a_text_kept_at_its_end_goes_on_after_it() -> None:
+    stream = TextStream(Ended())
+    shown = [stream.push(token) for token in b"a\0"]
+    tail = TextStream(Ended(), (), stream.hold())
+    assert [*shown, *map(tail.push, b"b"), tail.finish()] == ["a", "", "b", ""]
+
+
 def test_a_text_kept_at_a_stop_string_goes_on_after_it() -> None:
     stream = TextStream(ByteTokenizer(), ["END"])
     shown = [stream.push(token) for token in b"a stEND"]

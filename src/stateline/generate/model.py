@@ -55,7 +55,7 @@ class Model:
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> str:
-        """The text that follows a prompt.
+        """The text that follows a prompt; the tokenizer's end-of-text token ends it.
 
         Args:
             prompt: At least one token.

@@ -36,7 +36,7 @@ class TextStream:
     r"""Turns tokens into text, and returns it as soon as no later token can change it.
 
     A stop string may begin and end inside of tokens. If there are several, the one that is
-    complete first ends the text.
+    complete first ends the text. The tokenizer's end-of-text token ends it, too.
 
     Args:
         tokenizer: Tokenizer of the model.
@@ -44,7 +44,7 @@ class TextStream:
         held: State of an interrupted text, from :meth:`hold`.
 
     Attributes:
-        stopped: Whether a stop string has ended the text.
+        stopped: Whether a stop string or the end-of-text token has ended the text.
 
     Raises:
         InputError: If a stop string is empty, or an interrupted text is of another tokenizer.
@@ -64,14 +64,18 @@ class TextStream:
             raise InputError("a stop string must not be empty: give at least one character")
         self.stopped = False
         self._decoder, self._text = tokenizer.decoder(), ""
+        self._end = tokenizer.end_of_text
         self._recent: deque[int] = deque(maxlen=_CONTEXT)
         if held is not None:
             self._continue(held, max(tokenizer.vocab_size, tokenizer.padded_size))
 
     def push(self, token: int) -> str:
-        """Text that is certain with this token; empty after a stop string."""
+        """Text that is certain with this token; empty after the end."""
         if self.stopped:
             return ""
+        if token == self._end:
+            rest, self.stopped = self.finish(), True
+            return rest
         self._recent.append(token)
         return self._take(self._decoder.push(token))
 
@@ -131,7 +135,7 @@ class DecodedToken(NamedTuple):
 def decode_text(
     session: Session | Speculation, texts: Sequence[TextStream], max_new_tokens: int
 ) -> Iterator[DecodedToken]:
-    """Continue a batch of texts; a row that meets a stop string leaves the batch.
+    """Continue a batch of texts; a row whose text ends leaves the batch.
 
     Args:
         session: Has one row per text, in the same order.

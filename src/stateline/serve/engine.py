@@ -367,8 +367,6 @@ class Engine:
         """Why the text ends after a token (empty if it goes on), and the text that is certain."""
         (active.key,) = self.prefixes.keys([token], active.key)
         active.made += 1
-        if token == self.tokenizer.end_of_text:
-            return "stop", ""
         text = active.text.push(token)
         if active.text.stopped:
             return "stop", text
