@@ -169,6 +169,43 @@ def test_one_stop_string_needs_no_list() -> None:
     assert "".join(map(stream.push, b"DEN, END")) + stream.finish() == "DEN, "
 
 
+def words(folder: Path) -> Tokenizer:
+    """A tokenizer that leaves out the space before the first word, as that of Llama 2 does."""
+    package = pytest.importorskip("tokenizers")
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁sea"]
+    model = package.models.Unigram([(name, -1.0) for name in names], unk_id=0, byte_fallback=True)
+    made = package.Tokenizer(model)
+    made.normalizer = package.normalizers.Sequence(
+        [package.normalizers.Prepend("▁"), package.normalizers.Replace(" ", "▁")]
+    )
+    kind = package.decoders
+    parts = [kind.Replace("▁", " "), kind.ByteFallback(), kind.Fuse(), kind.Strip(" ", 1, 0)]
+    made.decoder = kind.Sequence(parts)
+    made.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder)
+
+
+def test_the_first_word_after_a_prompt_keeps_its_space(tmp_path: Path) -> None:
+    tokenizer = words(tmp_path)
+    prompt, new = tokenizer.encode("the").tolist(), tokenizer.encode("sea").tolist()
+    stream = TextStream(tokenizer, after=prompt)
+    tail = TextStream(tokenizer, (), stream.hold())  # also where nothing came before a break
+    for text in (stream, tail):
+        assert "".join(map(text.push, new)) + text.finish() == " sea"
+    first = TextStream(tokenizer)
+    assert "".join(map(first.push, new)) + first.finish() == "sea"
+
+
+def test_no_character_of_a_prompt_is_written_again(tmp_path: Path) -> None:
+    half, rest = [0xC3 + 1], [0xA9 + 1]  # the bytes of é
+    for prompt in (half, [*half, *half]):
+        stream = TextStream(words(tmp_path), after=prompt)
+        written = "".join(map(stream.push, [*rest, ord("a") + 1])) + stream.finish()
+        assert written == "\ufffd\ufffd"  # a run of bytes that is no UTF-8 is broken as a whole
+    stream = TextStream(ByteTokenizer(), after=[0xC3])
+    assert "".join(map(stream.push, b"\xa9a")) + stream.finish() == "\udca9a"
+
+
 def test_rows_that_stop_drop_out_and_the_others_go_on(build: Callable[..., LanguageModel]) -> None:
     model, letters = build("h3(d_state=8) attention"), CharacterTokenizer("abcdefghijk")
     prompts = [torch.tensor([1, 2, 3]), torch.tensor([5]), torch.tensor([9, 0])]

@@ -35,11 +35,13 @@ class _Reader:
     prefixes: generate.PrefixStates | None = None
     state: SessionState | None = None
     key: bytes | None = None
+    last: Tensor | None = None
     read: int = 0
     reused: int = 0
 
     def take(self, tokens: Tensor) -> None:
         """Read the next tokens."""
+        self.last = tokens
         if self.prefixes is None:
             self.state = generate.prefill_chunks(self.model, [tokens], self.state)
             return
@@ -112,7 +114,8 @@ def _continue_one(
         numbers = isinstance(tokenizer, generate.NumberTokenizer)
         echo = "" if given.stream or numbers else given.prompt
         _show("" if given.log_probs else text.finish() + echo)
-        text = TextStream(tokenizer, given.stop)
+        last = readers[0].last
+        text = TextStream(tokenizer, given.stop, after=() if last is None else last.tolist())
     if given.log_probs:
         print("token", "log_prob", "text", sep="\t")
     begin = time.perf_counter()
@@ -196,7 +199,7 @@ def _continue_batch(
     state, stored = generate.seeded(state, given.seed or 0), resolve_dtype(given.state_dtype)
     generate.check_length(model, state.length, given.max_new_tokens)
     _tell_origin(given, reader.kept)
-    texts = [TextStream(tokenizer, given.stop) for _ in rows]
+    texts = [TextStream(tokenizer, given.stop, after=row.tolist()) for row in rows]
     results: list[dict[str, Any]] = [{"prompt": p, "text": ""} for p in prompts]
     session = Session(model, state, sampling=sampling, state_dtype=stored)
     for decoded in generate.decode_text(session, texts, given.max_new_tokens):

@@ -165,7 +165,8 @@ class _WindowDecoder(Decoder):
 
     def finish(self) -> str:
         rest = self.tokenizer.decode(self.window)[self.shown :]
-        self.shown += len(rest)
+        if rest:  # the next token must not complete it
+            self.window, self.shown = [], 0
         return rest
 
 

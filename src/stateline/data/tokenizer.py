@@ -27,7 +27,10 @@ class Decoder(ABC):
 
     @abstractmethod
     def finish(self) -> str:
-        """The text that was held back; call it after the last token."""
+        """The text that was held back; call it after the last token.
+
+        Another text may follow, which completes no character of this one.
+        """
 
 
 class Tokenizer(ABC):

@@ -68,7 +68,8 @@ class Model:
             InputError: If the prompt is empty, has an unknown token, or is too long for a model
                 with learned positions; if a stop string is empty; if the model gives NaN.
         """
-        text, tokens = TextStream(self.tokenizer, stop), self._tokens(prompt)
+        tokens = self._tokens(prompt)
+        text = TextStream(self.tokenizer, stop, after=tokens[0].tolist())
         check_length(self.module, tokens.shape[1], max_new_tokens)
         state = prefill(self.module, tokens, seed=seed)
         session = Session(self.module, state, sampling=sampling)

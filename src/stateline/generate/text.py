@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from stateline.data import Tokenizer
+from stateline.data import Decoder, Tokenizer
 from stateline.errors import InputError
 from stateline.generate.session import Session
 from stateline.generate.speculative import Speculation
@@ -42,6 +42,7 @@ class TextStream:
         tokenizer: Tokenizer of the model.
         stop: Strings before which the text ends, or one such string.
         held: State of an interrupted text, from :meth:`hold`.
+        after: Tokens of the prompt; see :func:`decoder_after`.
 
     Attributes:
         stopped: Whether a stop string or the end-of-text token has ended the text.
@@ -57,15 +58,20 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), held: HeldText | None = None
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        held: HeldText | None = None,
+        *,
+        after: Sequence[int] = (),
     ) -> None:
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if "" in self._stop:
             raise InputError("a stop string must not be empty: give at least one character")
         self.stopped = False
-        self._decoder, self._text = tokenizer.decoder(), ""
+        self._decoder, self._text = decoder_after(tokenizer, after), ""
         self._end = tokenizer.end_of_text
-        self._recent: deque[int] = deque(maxlen=_CONTEXT)
+        self._recent: deque[int] = deque(after, maxlen=_CONTEXT)
         if held is not None:
             self._continue(held, max(tokenizer.vocab_size, tokenizer.padded_size))
 
@@ -121,6 +127,19 @@ class TextStream:
         certain = len(text) - held
         self._text = text[certain:]
         return text[:certain]
+
+
+def decoder_after(tokenizer: Tokenizer, tokens: Sequence[int]) -> Decoder:
+    """A decoder for a text that follows tokens.
+
+    Tokenizers of SentencePiece leave out the space before the first word of a text. In a text that
+    goes on, this space separates its words from the prompt.
+    """
+    decoder = tokenizer.decoder()
+    for token in tokens[-_CONTEXT:]:
+        decoder.push(token)
+    decoder.finish()
+    return decoder
 
 
 class DecodedToken(NamedTuple):

@@ -124,15 +124,17 @@ class Service:
 
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
-        given = await self._read(request, CompletionRequest)
+        given, row = await self._read(request, CompletionRequest)
         usage = given.stream_options is not None and given.stream_options.include_usage
-        answer = CompletionAnswer(self.name, self.tokenizer, given.logprobs is not None, usage)
-        return await self._answer(request, given, answer)
+        told = given.logprobs is not None
+        answer = CompletionAnswer(self.name, self.tokenizer, told, usage, row.tokens)
+        return await self._answer(request, row, answer, stream=given.stream)
 
     async def responses(self, request: Request) -> Response:
         """``POST /v1/responses``."""
-        given = await self._read(request, ResponseRequest)
-        return await self._answer(request, given, ResponseAnswer(self.name, given))
+        given, row = await self._read(request, ResponseRequest)
+        answer = ResponseAnswer(self.name, given)
+        return await self._answer(request, row, answer, stream=given.stream)
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``, and one of them."""
@@ -147,8 +149,8 @@ class Service:
         """``GET /metrics``."""
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    async def _read(self, request: Request, kind: Any) -> Any:
-        """The request, checked."""
+    async def _read(self, request: Request, kind: Any) -> tuple[Any, Row]:
+        """The request, checked, and its row."""
         sort = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if sort != "application/json":  # so that pages of other sites cannot send requests
             raise HTTPException(415, f"the content type must be application/json, got {sort!r}")
@@ -160,25 +162,27 @@ class Service:
                 raise HTTPException(413, f"a request may have at most {self.limits.body} bytes")
         given = decode(b"".join(parts), kind)
         self._check_name(given.model)
-        return given
+        return given, await asyncio.to_thread(given.row, self.tokenizer)
 
     def _check_name(self, name: str) -> None:
         if name != self.name:
             raise HTTPException(404, f"there is no model {name[:100]!r}: this is {self.name!r}")
 
-    async def _answer(self, request: Request, given: Any, answer: Answer) -> Response:
-        ticket = Ticket(await asyncio.to_thread(given.row, self.tokenizer))
-        if given.stream:
-            ticket.row.name = answer.name
-        self.engine.submit(ticket.row)
-        if given.stream:
+    async def _answer(
+        self, request: Request, row: Row, answer: Answer, *, stream: bool
+    ) -> Response:
+        ticket = Ticket(row)
+        if stream:
+            row.name = answer.name
+        self.engine.submit(row)
+        if stream:
             return Stream(ticket, answer)  # type: ignore[return-value]
         watching = asyncio.create_task(ticket.watch(request.receive))
         try:
             while not answer.done:
                 answer.add(await self._pieces(ticket))
         finally:
-            ticket.row.left = True
+            row.left = True
             watching.cancel()
         return _json(answer.whole())
 

@@ -224,7 +224,7 @@ class Engine:
             raise InputError(
                 f"at most {limits.new_tokens} new tokens are given, got {row.new_tokens}"
             )
-        text = TextStream(self.tokenizer, row.stop)
+        text = TextStream(self.tokenizer, row.stop, after=row.tokens)
         reading = self.prefixes.pieces(row.tokens, row.after, row.salt)
         active = _ActiveRow(row, text, time.monotonic() + limits.seconds, reading)
         if row.after is None:

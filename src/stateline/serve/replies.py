@@ -4,9 +4,11 @@ import re
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from stateline.data import Tokenizer
+from stateline.generate.text import decoder_after
 from stateline.serve.engine import LogProbs, Piece
 from stateline.serve.requests import ResponseRequest, response_id
 
@@ -60,10 +62,17 @@ class CompletionAnswer(Answer):
 
     last = b"data: [DONE]\n\n"
 
-    def __init__(self, model: str, tokenizer: Tokenizer, log_probs: bool, usage: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        log_probs: bool,
+        usage: bool,
+        after: Sequence[int] = (),
+    ) -> None:
         super().__init__()
         self._model, self._tokenizer, self._usage = model, tokenizer, usage
-        self._decoder, self._decoded = tokenizer.decoder(), 0
+        self._decoder, self._decoded = decoder_after(tokenizer, after), 0
         self._log_probs = self._as_json([]) if log_probs else None
         self._id = f"cmpl-{secrets.token_hex(12)}"
 
