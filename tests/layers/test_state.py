@@ -257,6 +257,7 @@ def test_dropout_is_no_part_of_the_fingerprint() -> None:
     def marks(p: float) -> Any:
         torch.manual_seed(0)
         settings = {"embedding_dropout": p, "residual_dropout": p}
+        settings |= {"layers": {"feed_forward": {"dropout": p}}} if p else {}
         return fingerprint(LanguageModel(ModelConfig("attention", 9, 8, **settings)))
 
     assert marks(0.0) == marks(0.5)

@@ -324,7 +324,7 @@ def lost_settings(module: nn.Module) -> list[str]:
 
 
 _LOST = object()
-_PLAIN = (int, float, str, tuple, Mapping, type(None))
+_PLAIN = (int, float, str, tuple, type(None))
 
 
 def _keywords(module: nn.Module) -> list[str]:
@@ -342,7 +342,10 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found[name] = _plain(dataclasses.asdict(value))
+            value = dataclasses.asdict(value)
+        if isinstance(value, Mapping):
+            if inner := _plain(value):
+                found[name] = inner
         elif isinstance(value, _PLAIN) and not name.endswith("dropout"):
             found[name] = value
     return found
