@@ -242,6 +242,15 @@ def test_info_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert lstm["device_bytes"] > 0
 
 
+def test_info_tells_costs_at_given_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, "info", "attention", "--lengths", "2000", "--json")
+    (found,) = json.loads(shown)
+    assert [*found["flops_per_token"]] == [*found["state_bytes"]] == ["2000"]
+    assert [*found["layers"][0]["state_bytes"]] == ["1", "2000"]
+    assert main(["info", "attention", "--lengths", "0"]) == 2
+    assert "lengths must be at least 1" in capsys.readouterr().err
+
+
 def test_info_tells_the_costs_of_layers_without_a_state(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = json.loads(said(capsys, "info", "s4d bidirectional(h3)", "--json"))
     assert set(found["state_bytes"].values()) == {0}

@@ -18,15 +18,13 @@ from stateline.cli.parser import Parser
 from stateline.devices import DTypeName, resolve_dtype
 from stateline.models.config import ModelConfig
 from stateline.reports.format import short_bytes, short_number
+from stateline.settings import at_least
 from stateline.workers import memory_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-LENGTHS = (256, 1024, 4096, 16384, 65536)
-
-STATE_LENGTHS = (1, LENGTHS[-1])
-"""Lengths at which the state of each layer is shown."""
+LENGTHS = [256, 1024, 4096, 16384, 65536]
 
 MAX_PERIOD = 16
 """Largest number of blocks in a repeated group that is folded."""
@@ -40,6 +38,7 @@ def add_arguments(parser: Parser) -> None:
     about = 'layers, for example "(h3*3 attention)*4", presets: h3-125m, or folders'
     parser.argument("patterns", about, nargs="+")
     parser.option("vocab_size", int, None, "number of tokens; 256 for a pattern")
+    parser.option("lengths", list[int], LENGTHS, "tokens at which costs are shown")
     parser.switch("json", "print JSON: a list with an object per pattern")
     add_device_and_dtype(parser)
     parser.option("state_dtype", DTypeName, None, "dtype of states between steps, as in generate")
@@ -49,6 +48,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Sequence[str], parser: Parser) -> int:
     """Print the tables."""
     given = parser.parse_args(arguments)
+    at_least(1, lengths=min(given.lengths))
     settings = given_settings(arguments, parser)
     configs = [resolve(pattern, settings) for pattern in given.patterns]
 
@@ -102,6 +102,7 @@ def measure(config: ModelConfig, given: Namespace) -> dict[str, Any]:
     def state(part: Any, length: int) -> int:
         return stored_bytes(part, length, kept) if part.causal else 0
 
+    lengths = given.lengths
     memory = memory_bytes() if device.type == "cpu" else None  # unknown for some devices
     if device.type == "cuda":
         memory = torch.cuda.mem_get_info(device)[1]
@@ -114,13 +115,13 @@ def measure(config: ModelConfig, given: Namespace) -> dict[str, Any]:
         "weight_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
         "device": str(device),
         "device_bytes": memory,
-        "flops_per_token": {length: model.flops_per_token(length) for length in LENGTHS},
-        "state_bytes": {length: state(model, length) for length in LENGTHS},
+        "flops_per_token": {length: model.flops_per_token(length) for length in lengths},
+        "state_bytes": {length: state(model, length) for length in lengths},
         "layers": [
             {
                 "name": title(part),
                 "parameters": count(part),
-                "state_bytes": {n: state(part, n) for n in STATE_LENGTHS},
+                "state_bytes": {n: state(part, n) for n in (1, max(lengths))},
             }
             for part in model.stack.links
         ],
@@ -131,7 +132,7 @@ def show(console: "Console", found: Mapping[str, Any]) -> None:
     """Print the tables of one model."""
     pattern, width = found["pattern"], found["d_model"]
     console.print(f"{pattern}  d_model {width}, vocabulary {found['vocab_size']}")
-    states = (f"state at {n:,}" for n in STATE_LENGTHS)
+    states = (f"state at {n:,}" for n in found["layers"][0]["state_bytes"])
     layers = plain_table("layer", "parameters of one", *states, left=1)
     for start, count, group in folded(found["layers"]):
         stop = start + count * len(group) - 1
@@ -147,8 +148,8 @@ def show(console: "Console", found: Mapping[str, Any]) -> None:
     has = f", and {found['device']} has {short_bytes(memory)}" if memory else ""
     console.print(f"\nweights: {short_bytes(found['weight_bytes'])}{has}\n")
     costs = plain_table("length", "FLOPs per token (forward)", "state of one sequence")
-    for length in LENGTHS:
-        flops, state = found["flops_per_token"][length], found["state_bytes"][length]
+    for length, flops in found["flops_per_token"].items():
+        state = found["state_bytes"][length]
         costs.add_row(f"{length:,}", short_number(flops), short_bytes(state))
     console.print(costs)
 
