@@ -1,5 +1,6 @@
 import json
 import random
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateline.data import ByteTokenizer, CharacterTokenizer, Tokenizer, load_tokenizer
+from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
 
 KINDS = ["byte", "character", "bpe"]
@@ -108,6 +110,30 @@ def test_a_tokenizer_is_read_back_from_its_file_or_folder(
         again = load_tokenizer(spec)
         assert again.to_json() == tokenizer.to_json()
         assert again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+
+
+@pytest.mark.parametrize("end", ["th", {"content": "th"}])
+def test_the_settings_beside_a_tokenizer_name_its_end_of_text(
+    end: object, bpe: Path, tmp_path: Path
+) -> None:
+    """As of tokenizers of chats, whose answers end with such as <|im_end|>."""
+    pytest.importorskip("tokenizers")
+    here, copy = tmp_path / FILE, tmp_path / "run" / FILE
+    shutil.copy(bpe, here)
+    assert load_tokenizer(here).end_of_text is None
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    named = load_tokenizer(here)
+    assert named.end_of_text == named.encode("th")[0]
+    copy.parent.mkdir()
+    named.save(copy)
+    assert load_tokenizer(copy.parent).end_of_text == named.end_of_text
+
+
+def test_an_end_of_text_that_the_vocabulary_lacks_is_no_token(bpe: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    shutil.copy(bpe, tmp_path / FILE)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    assert load_tokenizer(tmp_path).end_of_text is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,7 +22,7 @@ def add_arguments(parser: Parser) -> None:
     option("temperature", float, 0.8, "0 takes the likeliest token")
     option("top_k", int, None, "only the k likeliest tokens")
     option("top_p", float, None, "only the likeliest tokens, up to this total probability")
-    option("repetition_penalty", float, 1.0, "above 1, tokens of the text so far are less likely (CTRL)")
+    option("repetition_penalty", float, 1.0, "above 1, tokens seen before are less likely (CTRL)")
     parser.add_argument("--stop", action="append", default=[], help="end before it; repeatable")
     option("seed", int, None, "default 0, or the seed of --state")
     switch("log_probs", "one line per token: number, log-prob., text")

@@ -1,5 +1,6 @@
 """Hugging Face tokenizers; the only file that imports the package ``tokenizers``."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,8 +11,12 @@ from jaxtyping import Int
 
 from stateline.data.tokenizer import FILE, Decoder, Tokenizer
 from stateline.errors import InputError, needed
+from stateline.files import read_json_object, write_text
 
 _VOCABULARY, _MERGES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
+SETTINGS = "tokenizer_config.json"
+"""Name of the file beside a tokenizer's that names its end-of-text token."""
+
 END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
 PADDING = "<|pad|>"
@@ -39,6 +44,8 @@ class HuggingFaceTokenizer(Tokenizer):
     Args:
         text: Contents of its file.
         source: Name of the file, for messages.
+        end: Name of the end-of-text token; by default, and if there is no such token, the first
+            name of ``END_OF_TEXT`` that the vocabulary has.
 
     Attributes:
         byte_tokens: The tokens of single bytes that SentencePiece has, as ``<0x0A>``.
@@ -47,7 +54,7 @@ class HuggingFaceTokenizer(Tokenizer):
         InputError: If the text is not a tokenizer or has no tokens, or the package is missing.
     """
 
-    def __init__(self, text: str, source: str = "the given text") -> None:
+    def __init__(self, text: str, source: str = "the given text", end: str = "") -> None:
         package = _package()
         try:
             self._tokenizer = package.Tokenizer.from_str(text)
@@ -58,7 +65,7 @@ class HuggingFaceTokenizer(Tokenizer):
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._text, self._source = text, source
+        self._text, self._source, self._end = text, source, end
         numbers = self._tokenizer.get_vocab()
         numbers.pop(PADDING, None)
         self.byte_tokens = {numbers[name] for name in _BYTES if name in numbers}
@@ -68,8 +75,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def end_of_text(self) -> int | None:
-        """The token with the first name of ``END_OF_TEXT`` that the vocabulary has."""
-        numbers = map(self._tokenizer.token_to_id, END_OF_TEXT)
+        """The token that ends a text; ``None`` if the vocabulary has none."""
+        names = (self._end, *END_OF_TEXT) if self._end else END_OF_TEXT
+        numbers = map(self._tokenizer.token_to_id, names)
         return next((number for number in numbers if number is not None), None)
 
     def encode(self, text: str) -> Int[np.ndarray, " length"]:
@@ -131,6 +139,13 @@ class HuggingFaceTokenizer(Tokenizer):
         """The text it was made from."""
         return self._text
 
+    def save(self, path: str | Path) -> None:
+        """Write its file, and beside it the name of its end-of-text token, if it was given."""
+        super().save(path)
+        if self._end:
+            settings = json.dumps({"eos_token": self._end})
+            write_text(Path(path).with_name(SETTINGS), settings)
+
 
 class _WindowDecoder(Decoder):
     """Decodes the last tokens again for each new token, and returns the additional text.
@@ -190,7 +205,22 @@ def load_pair(folder: Path) -> HuggingFaceTokenizer:
         ) from error
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = package.decoders.ByteLevel()
-    return HuggingFaceTokenizer(tokenizer.to_str(), str(folder))
+    return HuggingFaceTokenizer(tokenizer.to_str(), str(folder), end_token(folder))
+
+
+def end_token(folder: Path) -> str:
+    """The name of the end-of-text token of the tokenizer in a folder; empty if it has none.
+
+    Tokenizers of chats end an answer with a token of their own, such as ``<|im_end|>``.
+
+    Raises:
+        InputError: If the settings of the tokenizer are damaged.
+    """
+    if not (path := folder / SETTINGS).is_file():
+        return ""
+    end = read_json_object(path, "settings of a tokenizer").get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    return end if isinstance(end, str) else ""
 
 
 def _package() -> Any:

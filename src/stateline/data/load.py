@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from stateline.data.huggingface import HuggingFaceTokenizer, load_pair
+from stateline.data.huggingface import HuggingFaceTokenizer, end_token, load_pair
 from stateline.data.tokenizer import (
     BYTE,
     CHARACTER,
@@ -25,7 +25,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     Args:
         spec: ``"byte"``; the file ``tokenizer.json`` of any tokenizer of ours or of Hugging Face;
             or a folder with that file, or with GPT-2's two: ``encoder.json`` (or ``vocab.json``)
-            and ``vocab.bpe`` (or ``merges.txt``).
+            and ``vocab.bpe`` (or ``merges.txt``). The file ``tokenizer_config.json`` beside any of
+            these names the end-of-text token.
 
     Returns:
         The tokenizer.
@@ -55,7 +56,8 @@ def _load_file(path: Path) -> Tokenizer:
         return ByteTokenizer()
     if kind == CHARACTER:
         return _from_characters(path, described)
-    return HuggingFaceTokenizer(path.read_text(encoding="utf-8"), str(path))
+    text = path.read_text(encoding="utf-8")
+    return HuggingFaceTokenizer(text, str(path), end_token(path.parent))
 
 
 def _from_characters(path: Path, described: dict[str, Any]) -> CharacterTokenizer:
