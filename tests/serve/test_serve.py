@@ -661,7 +661,7 @@ def test_a_conversation_that_is_too_long_is_refused() -> None:
         status, body = client.send("/v1/responses", request | {"input": "y" * 5})
         assert (status, error_of(body)) == (
             400,
-            "a text may have at most 40 tokens with its new ones, got 41",
+            "a text may have at most 40 tokens, new ones included, got 41",
         )
         assert client.send("/v1/responses", request | {"input": "y" * 4})[0] == 200
 

@@ -18,7 +18,7 @@ MOST = 8
 """Largest number of graphs that are kept, each with the memory of its states: the latest used."""
 
 TRIALS = 2
-"""Steps in which a new graph is compared; the state needs room for as many."""
+"""Steps in which a new graph is compared; the state needs room for all of them."""
 
 CLOSE = 1e-2
 """Largest difference of logits between a graph and the step, relative to the largest logit."""
@@ -54,7 +54,7 @@ class Graphs:
         self._works = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy has: it records graphs of its own."""
+        """The attributes of a copy, without graphs: it records its own."""
         return {**vars(self), "_graphs": {}}
 
     def clear(self) -> None:
@@ -108,7 +108,7 @@ class Graphs:
         return _Graph(replay, held, buffers, logits)
 
     def _compare(self, graph: _Graph, tokens: Tensor, leaves: list[Tensor], structure: Any) -> None:
-        """Compare steps: a value wrongly recorded as constant may change only in the second.
+        """Compare two steps: a value wrongly recorded as constant may differ only in the second.
 
         The step gets as many rows as the graph: with fewer, other kernels may run, whose rounding
         differs in half precision by more than :data:`CLOSE`.

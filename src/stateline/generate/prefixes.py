@@ -54,7 +54,7 @@ class PrefixStates:
     ``forward_chunk`` over chunks that are cut at the same places. With other cuts, or with tokens
     that were read by steps, results differ by rounding, within the limits of the law (relative
     errors below 1e-4 in float32, 1e-9 in float64). With the default ``every``, a text whose kept
-    prefixes all end at its multiples gives the same bits as :func:`stateline.generate.prefill`.
+    prefixes all end at multiples of it gives the same bits as :func:`stateline.generate.prefill`.
 
     The weights must not change while the object lives. It is not thread-safe.
 

@@ -84,7 +84,7 @@ def probabilities(
     sampling: Sampling,
     seen: Bool[Tensor, "batch vocab"] | None = None,
 ) -> Float[Tensor, "batch vocab"]:
-    """The distribution that :func:`choose` draws the next token from; greedy, it is one token.
+    """The distribution that :func:`choose` draws the next token from; if greedy, a single token.
 
     Example:
         >>> probabilities(torch.tensor([[0.0, 2.0, 1.0]]), GREEDY)

@@ -32,7 +32,7 @@ ROOM = 256
 """Steps that a growing state reserves room for at a time: the length of a text is not known."""
 
 CHECK_EVERY = 32
-"""Steps between two checks for NaN on an accelerator, each of which synchronises."""
+"""On an accelerator, steps between two checks for NaN; every check synchronises."""
 
 DRAWN = 32
 """Random numbers per row that are computed at a time."""
@@ -440,7 +440,7 @@ def extend(
     if tokens.shape[1] == 0:
         return state
     model.check_tokens(tokens)
-    if model.max_len is not None:  # which calls of the model check only where no device waits
+    if model.max_len is not None:  # on a GPU, the calls of the model do not check this
         check_length(model.max_len, state.length - 1 + tokens.shape[1])
     tokens = tokens.to(state.token.device)
     after = state.model
@@ -500,7 +500,7 @@ def _form(state: SessionState) -> Any:
 
 
 def _check_form(wanted: Any, state: SessionState) -> None:
-    """Raise InputError if a state is not one of a session's model."""
+    """Raise InputError if a state does not have the form of the session's states."""
     if _form(state) != wanted:
         raise InputError(
             "the rows of a session must have a state of the same model, on the same device and in "

@@ -102,5 +102,5 @@ def check_length(model: LanguageModel, length: int, max_new_tokens: int) -> None
     if limit is not None and wanted > limit:
         raise InputError(
             f"prompt and new tokens make {wanted} positions, but the model was made for "
-            f"max_len={limit} tokens: shorten either"
+            f"max_len={limit} tokens: shorten one of them"
         )

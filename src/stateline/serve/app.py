@@ -229,7 +229,7 @@ class Stream:
                 pieces = await ticket.take()
             await send({"type": "http.response.body", "body": answer.last, "more_body": False})
         except (OSError, asyncio.CancelledError):
-            pass  # the client has left, or does not read at the server's end
+            pass  # the client has left, or does not read while the server ends
         finally:
             ticket.row.left = True
             watching.cancel()

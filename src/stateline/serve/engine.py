@@ -58,7 +58,7 @@ class Limits:
         rows: Texts that are decoded together.
         waiting: Texts that wait for a row.
         new_tokens: New tokens of one text.
-        length: Tokens of one text, with its new ones.
+        length: Tokens of one text, new ones included.
         seconds: Time of one text from its arrival; after that time the text ends.
         memory: Bytes of the states of all rows.
         body: Bytes of one request.
@@ -222,7 +222,7 @@ class Engine:
         limits = self.limits
         if row.new_tokens > limits.new_tokens:
             raise InputError(
-                f"at most {limits.new_tokens} new tokens are given, got {row.new_tokens}"
+                f"a text may have at most {limits.new_tokens} new tokens, got {row.new_tokens}"
             )
         text = TextStream(self.tokenizer, row.stop, after=row.tokens)
         reading = self.prefixes.pieces(row.tokens, row.after, row.salt)
@@ -242,7 +242,7 @@ class Engine:
         wanted, limits = length + active.row.new_tokens, self.limits
         if wanted > limits.length:
             raise InputError(
-                f"a text may have at most {limits.length} tokens with its new ones, got {wanted}"
+                f"a text may have at most {limits.length} tokens, new ones included, got {wanted}"
             )
         check_length(self.model, length, active.row.new_tokens)
         active.size = self.model.state_bytes(wanted)

@@ -11,7 +11,7 @@ class Metrics:
         labels = ["path", "status"]
         self._requests = Counter("stateline_requests", "Answers", labels, registry=to)
         self._prompt = Counter("stateline_prompt_tokens", "Tokens of prompts", registry=to)
-        self._reused = Counter("stateline_reused_tokens", "Of these, not read again", registry=to)
+        self._reused = Counter("stateline_reused_tokens", "Prompt tokens not reread", registry=to)
         self._new = Counter("stateline_new_tokens", "Tokens that were decoded", registry=to)
         self._steps = Histogram("stateline_step_seconds", "Time of a step of all rows", registry=to)
         self._rows = Gauge("stateline_rows", "Texts that are decoded now", registry=to)
