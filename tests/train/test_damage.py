@@ -173,8 +173,8 @@ def progress(**values: Any) -> Change:
 
 
 RECORDS: list[tuple[Change, str]] = [
-    (progress(stopped="anything"), "its run ended as 'anything'"),
-    (progress(steps=5), "it is of step 5"),
+    (progress(stopped="anything"), "its run ended in an unknown way, 'anything'"),
+    (progress(steps=5), "its progress is of step 5"),
     (progress(steps="4"), "wants steps to be int, got '4'"),
     (progress(tokens=-1), "its progress is out of range"),
     (progress(seconds=-1.0), "its progress is out of range"),

@@ -169,7 +169,7 @@ def test_a_cosine_that_ends_before_the_run_stays_at_a_tenth() -> None:
     for step in range(60):
         assert learning_rate_share(config, step) == learning_rate_share(whole, step)
     assert [learning_rate_share(config, step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
-    with pytest.raises(InputError, match="schedule_steps ends a cosine"):
+    with pytest.raises(InputError, match="schedule_steps is for schedule=cosine"):
         TrainConfig(schedule="linear", schedule_steps=10)
 
 

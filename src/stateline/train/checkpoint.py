@@ -159,7 +159,7 @@ class Save:
         self._problem = next(filter(None, problems), "")
 
     def _write_file(self, file: str, parts: dict[str, Part]) -> str:
-        """Write a file; what went wrong."""
+        """Write a file; return what went wrong, or an empty text."""
         likes = {name: part.like for name, part in parts.items()}
         rank, group = self.processes.rank, self.processes.background
         memory = memory_for(list(parts.values()))
@@ -209,7 +209,7 @@ class Save:
 
     @staticmethod
     def _hidden(path: Path) -> Path:
-        """The name of a checkpoint that is being removed: half of one must not be found."""
+        """The name of a checkpoint while it is removed: a partly removed one must not be found."""
         return path.with_name(f".{path.name}")
 
 
@@ -224,7 +224,7 @@ class _Item(NamedTuple):
 
 def _tensors(model: AnyModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, str, Tensor]]:
     """Weights and moments in the order in which files have them: file, name and tensor."""
-    weights = model.state_dict()  # first: FSDP then gives back what it had gathered, see ``read``
+    weights = model.state_dict()  # first: it makes FSDP free what it had gathered
     moments = {
         f"moments/{name}/{kind}": moment
         for name, parameter in model.named_parameters()

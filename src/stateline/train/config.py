@@ -140,8 +140,8 @@ class TrainConfig:
     def _check_choices(self) -> None:
         if self.schedule_steps is not None and self.schedule != "cosine":
             raise InputError(
-                f"schedule_steps ends a cosine before the run, got schedule={self.schedule}: "
-                "leave it out, or take cosine"
+                f"schedule_steps is for schedule=cosine, got schedule={self.schedule}: leave it "
+                "out, or take cosine"
             )
         if self.muon_lr is not None and self.optimizer != "muon":
             raise InputError(

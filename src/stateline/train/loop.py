@@ -56,8 +56,8 @@ def train(
 ) -> TrainResult:
     """Train a model on a task, from the newest checkpoint in ``folder`` if there is one.
 
-    A run in ``folder`` may have had fewer ``steps``: it continues, from that step with the learning
-    rates of the longer run.
+    A run in ``folder`` may have had fewer ``steps``: from its newest checkpoint, it continues with
+    the learning rates of the longer run.
 
     A run that is stopped and continued ends with the same weights, bit by bit, as one that was not
     stopped, on the same machine with the same PyTorch and number of threads.
@@ -212,7 +212,7 @@ class Trainer:
         except OutputIsNaN:
             self._diverged("the output became NaN", self.progress.steps)
         score = scores[self.task.metric]
-        return self.processes.sum(score) / self.processes.count  # one score: all stop together
+        return self.processes.sum(score) / self.processes.count  # one for all: they stop together
 
     def _log(
         self, score: float | None, lr: float, speed: float, on_log: Callable[[Metrics], None]

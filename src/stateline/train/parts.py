@@ -1,4 +1,4 @@
-"""What each process holds of tensors: copied at one moment, and joined where it is written."""
+"""Parts of tensors: each process copies its parts, and the process that writes joins them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ ALIGNMENT = 64
 
 
 class Part(NamedTuple):
-    """A process's part of a tensor; one process, the owner of the tensor, needs the whole.
+    """The part of a tensor that a process holds; one process, its owner, needs the whole tensor.
 
     Attributes:
         rows: Its rows; the whole tensor if ``holders`` is empty; empty if not needed.

@@ -140,9 +140,9 @@ def _checked_progress(path: Path, kept: Any, steps: int) -> Progress:
     progress = Progress(**kept)
     check_settings("its progress", progress)
     if path.name != f"step-{progress.steps:08}":
-        raise ValueError(f"it is of step {progress.steps}")
+        raise ValueError(f"its progress is of step {progress.steps}")
     if progress.stopped not in ("", *get_args(Ending)):
-        raise ValueError(f"its run ended as {progress.stopped[:40]!r}")
+        raise ValueError(f"its run ended in an unknown way, {progress.stopped[:40]!r}")
     solved = progress.steps_to_solve or 0
     if not 0 <= solved <= progress.steps <= steps or progress.tokens < 0 or progress.seconds < 0:
         raise ValueError("its progress is out of range")
