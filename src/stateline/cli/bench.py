@@ -82,7 +82,7 @@ def add_arguments(parser: Parser) -> None:
     option("d_model", int, None, "channels; ops and train 64, layers 256, decode 512")
     switch("decode", "for layers: time prefill and single steps, and show the size of the state")
     option("vocab_size", int, 256, "for decode: tokens of the vocabulary")
-    option("backends", list[str], None, "backends to measure; by default all of the device")
+    option("backends", list[str], None, "backends to measure; by default all that the device has")
     peers = "peers: hf mambapy safari=PATH s4=PATH fla=PATH xlstm=PATH; for train nanogpt=PATH"
     option("against", list[str], [], peers)
     option("threads", int, 1, "threads of a CPU")

@@ -54,8 +54,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
             tables = [_measured(model, task, given)]
         elif ignored := _run_options(given):
             raise InputError(
-                f"{ignored} can be given only with a task that is answered by decoding, and that "
-                f"of {given.model} is not: name one, such as --task copying"
+                f"{ignored} can be given only with a task that is answered by decoding; the task "
+                f"of {given.model} is not: name another one, such as --task copying"
             )
     else:
         model = _untrained(given, arguments, parser)

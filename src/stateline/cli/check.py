@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
         "check in float32 instead of float64: largest error 1e-4 instead of 1e-9, for hf: 1e-3 "
         "instead of 1e-4",
     )
-    switch("backends", "show the backends of each op, which ones auto chooses, and why not others")
+    switch("backends", "show the backends of each op, what auto chooses, and why others cannot run")
     option("model", str, None, "for a server: the name of the model")
     add_key(parser, "for a server: its key")
     about = "seed of the prompts for a server (use a new one for each check), or for --state_dtype"

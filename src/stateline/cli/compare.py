@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
         "parameters",
         list[str],
         None,
-        "number of parameters instead, such as 300k or 1.5m; several compare at each size",
+        "number of parameters in place of --d_model, such as 300k; several: compare at each",
         metavar="N",
     )
     option(
@@ -74,7 +74,7 @@ def add_arguments(parser: Parser) -> None:
         "muon_lrs",
         list[float],
         [],
-        "learning rates to try for the matrices of --train.optimizer muon, each with each of "
+        "learning rates to try for the matrices of --train.optimizer muon, combined with all "
         "--lrs; by default those around the task's own, unless --train.muon_lr is given",
     )
     option("weight_decays", list[float], [], "weight decays to try; by default the task's own")
@@ -82,8 +82,8 @@ def add_arguments(parser: Parser) -> None:
         "seeds",
         int,
         None,
-        "seeds of the scored runs; by default 1 with --protocol quick, else as many as --decide "
-        "needs",
+        "seeds of the scored runs; by default 1 with --protocol quick, 3 with --decide no, else "
+        "as many as --decide needs",
     )
     parser.add_argument(
         "--decide",
@@ -92,7 +92,7 @@ def add_arguments(parser: Parser) -> None:
         type=Literal["best", "order", "no"] | None,
         default=None,
         help="add seeds, from 3 to 6 or --seeds, until the best model of each task is told apart, "
-        "or the order of all; by default best, or no if the protocol is quick or --seeds is given",
+        "or all models (order); by default best, but no with --protocol quick or with --seeds",
     )
     option("budget_minutes", float, None, "time after which --decide adds no seeds")
     option("steps", int, None, "training steps; by default the task's own")
@@ -105,7 +105,7 @@ def add_arguments(parser: Parser) -> None:
     options.add_tracker(parser)
     options.add_budget(parser)
     parser.switch("watch", "open the page in a browser, which reloads it while runs finish")
-    about = "speeds to measure: a few, all of 256 to 65,536 tokens in 1 and 64 rows, or none"
+    about = "speeds to measure: a few, those at 256 to 65,536 tokens in 1 and 64 rows, or none"
     option("timing", Literal["short", "full", "none"], "short", about)
 
 

@@ -22,7 +22,7 @@ def add_arguments(parser: Parser) -> None:
     option("temperature", float, 0.8, "0 takes the likeliest token")
     option("top_k", int, None, "only the k likeliest tokens")
     option("top_p", float, None, "only the likeliest tokens, up to this total probability")
-    option("repetition_penalty", float, 1.0, "above 1, tokens seen before are less likely (CTRL)")
+    option("repetition_penalty", float, 1.0, "above 1, earlier tokens are less likely (CTRL)")
     parser.add_argument("--stop", action="append", default=[], help="end before it; repeatable")
     option("seed", int, None, "default 0, or the seed of --state")
     switch("log_probs", "one line per token: number, log-prob., text")
@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
     option("state", str, None, "continue from the state in this file")
     option("draft", str, None, "folder of a faster model, which proposes tokens")
     option("ahead", int, 4, "tokens that the draft proposes at a time")
-    option("prefix_cache", str, None, "folder of kept states of read texts")
+    option("prefix_cache", str, None, "folder that keeps states of texts that were read")
     switch("force", "accept another model's state; let memory grow")
     add_device_and_dtype(parser)
 
@@ -62,7 +62,7 @@ def _check(given: Namespace) -> None:
         raise InputError("--draft decodes one text: give one --prompt, or leave out --draft")
     if given.draft is not None and given.state_dtype is not None:
         raise InputError(
-            "--draft checks several tokens in one call, which rounds no state between them: "
+            "--draft checks several tokens in one call and rounds no state between them: "
             "leave out --state_dtype or --draft"
         )
     if given.prefix_cache is not None and given.state is not None:

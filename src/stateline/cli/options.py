@@ -134,7 +134,7 @@ def add_engine(parser: Parser) -> None:
         "cores for their threads, or one per GPU; 0 trains one after the other in this process",
     )
     option("threads", int, 1, "threads of each model on the CPU")
-    option("workers_per_gpu", int, 1, "models that share a GPU, if small")
+    option("workers_per_gpu", int, 1, "models that share a GPU; above 1 for small models")
     option(
         "engine",
         Literal["local", "ray", "slurm"],

@@ -26,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
     option("max_rows", int, 64, "largest number of texts that are decoded together")
     option("max_waiting", int, 1024, "largest number of texts that wait for a row")
     option("max_new_tokens", int, 4096, "largest number of new tokens of one text")
-    option("max_length", int, 1 << 20, "largest number of tokens of one text with its new ones")
+    option("max_length", int, 1 << 20, "largest number of tokens of one text, new ones included")
     option("max_seconds", float, 600.0, "seconds from the arrival of a text to its end")
     option("max_memory", int, 2048, "largest MiB of the states of all rows")
     add_device_and_dtype(parser)
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     memory, disk = given.state_memory << 20, given.state_disk << 20
     prefixes = PrefixStates(model, every=given.every, memory=memory, folder=given.states, disk=disk)
     if key is None and not _is_loopback(given.host):
-        print(f"stateline: who reaches {given.host} can use it: set --key", file=sys.stderr)
+        print(f"stateline: anyone who reaches {given.host} can use it: set --key", file=sys.stderr)
 
     listening = listen(given.host, given.port)
     print(f"{name} at http://{given.host}:{listening.getsockname()[1]}/v1", flush=True)
