@@ -1,7 +1,7 @@
 """The plain recurrences of flash-linear-attention, from a checkout, as a backend of our ops.
 
-With :func:`stateline.ops.use_backend` our layers compute by them, so both codes can be timed and
-compared in whole layers. Its Triton kernels need a GPU; these functions run anywhere.
+With :func:`stateline.ops.use_backend` our layers compute by them, so both implementations can be
+timed and compared in whole layers. Its Triton kernels need a GPU; these functions run anywhere.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Layers and models of other projects, where they are installed or lie in a checkout, beside ours.
+"""Layers and models of other projects, installed or in a checkout, to time beside ours.
 
 A project is imported only when it is asked for by name.
 """
@@ -27,12 +27,12 @@ Build = Callable[[str, int], nn.Module | None]
 """Makes a layer from our pattern and the number of channels; ``None`` if there is none."""
 
 BuildTrained = Callable[[ModelConfig, int], nn.Module]
-"""Makes a model from the configuration of ours and the length of the rows."""
+"""Makes a model from our configuration and the length of the rows."""
 
 
 @runtime_checkable
 class PeerLayer(Protocol):
-    """A layer of another project that decodes, or a model of one, which reads tokens."""
+    """A layer or a model of another project that decodes; a model reads tokens, not vectors."""
 
     def prefill(self, x: Tensor) -> Any:
         """Read a prompt (batch, length, channel), and return the state."""

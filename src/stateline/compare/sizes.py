@@ -43,7 +43,7 @@ class Size(NamedTuple):
 
     @property
     def given(self) -> bool:
-        """Whether a size was asked for: then models change even a width of their own."""
+        """Whether a size was asked for; it overrides even widths that models set themselves."""
         return self.d_model is not None or self.parameters is not None
 
 

@@ -27,7 +27,7 @@ def outline(jobs: Sequence[Job], tasks: Mapping[str, Task], command: str) -> Res
     """Results without any run.
 
     Args:
-        jobs: The jobs whose results they shall hold.
+        jobs: The jobs whose results they will hold.
         tasks: The tasks of all jobs, by spec.
         command: How to run the jobs again.
     """

@@ -129,7 +129,7 @@ class StatelineLM(TemplateLM):
         forks: Sequence[tuple[int, int]],
         requests: Sequence[Request],
     ) -> dict[int, Scored]:
-        """Scores of requests by number; a fork is a row of the contexts and a request."""
+        """Scores by number of request; a fork is a context's row and the number of a request."""
         shared = min(_common(contexts), min(map(len, contexts)) - 1)
         _, state = self._read([contexts[0][:shared]], self.model.init_state(1), keep=0)
         state = select_rows(state, [0] * len(contexts))
