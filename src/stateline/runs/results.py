@@ -94,14 +94,15 @@ class RunRecord(Record, frozen=True, kw_only=True):
     """One model, trained on one task from one seed, and scored.
 
     Attributes:
-        model: Name of the model: its pattern or preset.
+        model: Name of the model: the one that it was given, or else its pattern or preset.
         task: Spec of the task.
         seed: Seed of the weights and of the data.
         d_model: Width.
         parameters: Number of parameters.
         parameters_wanted: Number of parameters that the width was chosen for.
         steps: Updates done.
-        stopped: ``finished``, ``solved``, ``interrupted``, or why training diverged.
+        stopped: ``finished``, ``solved``, ``interrupted``, ``paused`` (a trial that stopped early),
+            or why training diverged.
         seconds: Time spent in updates.
         tokens_per_second: Mean training speed.
         steps_to_solve: Updates before the task was first solved at the training length.

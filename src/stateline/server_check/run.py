@@ -77,7 +77,7 @@ def check_server(
     if not server.log_probs:
         notes.append("the server gives no log-probabilities: only texts are compared")
     if not server.isolates:
-        notes.append("the server shares kept states of all requests: fresh are first answers")
+        notes.append("all requests share kept states: the first answer to a prompt is fresh")
     return ServerReport(
         f"{url} ({server.model})",
         tuple(found),
