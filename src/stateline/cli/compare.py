@@ -96,7 +96,7 @@ def add_arguments(parser: Parser) -> None:
     )
     option("budget_minutes", float, None, "time after which --decide adds no seeds")
     option("steps", int, None, "training steps; by default the task's own")
-    option("lr", float, None, "learning rate of all runs; skips the sweep")
+    option("lr", float, None, "learning rate of all runs; no other is tried")
     option("precision", Literal["float32", "bfloat16"], None, "of training; by default the task's")
     add_settings(parser)
     without_defaults(parser)
