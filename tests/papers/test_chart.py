@@ -1,5 +1,6 @@
 """The figures of tables."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def table(plot: str) -> Table:
 RECORD = TableRecord(
     **{"table": "p/t", "size": "laptop", "command": "", "created": "2026-01-01"},
     environment={},
-    columns=["at 10", "at 20"],
+    columns=["bits at 10", "at 20"],
     rows=[
         RecordedRow(label="A", x=4, seeds=[0, 1], values=[[1.0, 2.0], [3.0, None]]),
         RecordedRow(label="A", x=2, seeds=[0, 1], values=[[5.0, 6.0], [7.0, 8.0]]),
@@ -81,6 +82,11 @@ def test_scores_are_drawn_by_length() -> None:
         *[("A, 4", 10, 1.5, 2), ("A, 4", 20, 3.0, 1)],
         *[("A, 2", 10, 5.5, 2), ("A, 2", 20, 7.5, 2)],
     ]
+
+
+def test_the_axis_of_scores_names_what_the_columns_measure() -> None:
+    (chart,) = draw(table("length"), RECORD)
+    assert any("bits" in json.dumps(layer["encoding"]) for layer in chart.spec()["layer"])
 
 
 def test_scores_are_drawn_by_updates_as_far_as_all_seeds_have_come() -> None:

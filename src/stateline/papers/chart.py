@@ -27,17 +27,23 @@ def draw(table: Table, record: TableRecord, runs: Sequence[RunRecord] = ()) -> l
     title = f"{table.paper}, {table.place}, {record.size} size"
     if over_x:
         return [
-            _chart(f"chart-{n + 1}", title, _by_x(record, models, n), table.x_title, heading)
+            _chart(f"chart-{n + 1}", title, _by_x(record, models, n), Axis(table.x_title), heading)
             for n, heading in enumerate(record.columns)
         ]
-    updates = table.plot == "updates"
-    lines = _curves(models, runs) if updates else _by_length(table, record, models)
-    return [_chart("chart", title, lines, table.plot, "score")]
+    if table.plot == "updates":
+        return [_chart("chart", title, _curves(models, runs), Axis(table.plot), "score")]
+    columns = enumerate(table.columns_of(record.size))
+    places = [(n, column.at) for n, column in columns if column.at is not None]
+    headings = (record.columns[n].partition(" at ") for n, _ in places)
+    unit = next((unit for unit, at, _ in headings if at), "score")  # of "bits per byte at 512"
+    wide = places[-1][1] >= 16 * places[0][1]
+    lengths = Axis(table.plot, "log2" if wide else "linear")
+    return [_chart("chart", title, _by_length(record, models, places), lengths, unit)]
 
 
-def _chart(name: str, title: str, lines: Sequence[Line], x: str, y: str) -> Chart:
+def _chart(name: str, title: str, lines: Sequence[Line], x: Axis, y: str) -> Chart:
     notes = ["Lines are medians over seeds, bands reach from the lowest to the highest."]
-    return line_chart(name, title, notes, lines, (Axis(x), Axis(y)))
+    return line_chart(name, title, notes, lines, (x, Axis(y)))
 
 
 def _curves(models: Mapping[str, Model], runs: Sequence[RunRecord]) -> list[Line]:
@@ -55,9 +61,10 @@ def _curves(models: Mapping[str, Model], runs: Sequence[RunRecord]) -> list[Line
     return lines
 
 
-def _by_length(table: Table, record: TableRecord, models: Mapping[str, Model]) -> list[Line]:
-    columns = enumerate(table.columns_of(record.size))
-    places = [(n, column.at) for n, column in columns if column.at is not None]
+def _by_length(
+    record: TableRecord, models: Mapping[str, Model], places: Sequence[tuple[int, int]]
+) -> list[Line]:
+    """A line per row: its values by length, given the places of columns and their lengths."""
     return [
         Line(models[row.name], [Point(at, _numbers(row.values[place])) for place, at in places])
         for row in record.rows
