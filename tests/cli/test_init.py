@@ -62,7 +62,7 @@ def test_a_language_model_becomes_a_classifier_of_bytes(tmp_path: Path) -> None:
     text = f'text(path="{tmp_path / "book.txt"}", length=8, batch_size=2, longest=8)'
     assert train("lstm", "--task", text, "--model.d_model", "8", "--out", str(first)) == 0
     reviews = task_on("byte_text", tmp_path, max_len=20)
-    assert train("lstm", "--init", str(first), "--task", reviews, "--out", str(then)) == 0
+    assert train(str(first), "--task", reviews, "--out", str(then)) == 0
     assert_all_but_the_head_is_taken(first, then)
 
 

@@ -51,9 +51,12 @@ def read_recipe(arguments: Sequence[str], parser: Parser) -> Any:
             raise InputError("--pattern has no effect on a run with init: give one of the two")
     elif pattern is not None:
         raise InputError("--pattern replaces the pattern of a recipe file: give one of the two")
+    elif given.init is not None:
+        raise InputError(
+            f"a run starts from one model: {given.recipe} or --init {given.init}; "
+            "give one of them, without --init"
+        )
     elif os.path.isdir(given.recipe):
-        if given.init is not None:
-            raise InputError(f"a run starts from one model: {given.recipe} or --init {given.init}")
         init, given.pattern = given.recipe, ""
     else:
         given.pattern = given.recipe

@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     parser.argument("recipe", 'a YAML file, a pattern such as "attention h3*2", or a preset')
     option, switch = parser.option, parser.switch
     option("pattern", str, None, "pattern in place of the recipe's")
-    about = "folder of a model, also a published one, whose layers and weights the run starts from"
+    about = "with a YAML file: folder of a model, also a published one, to start from"
     option("init", str, None, about)
     option("task", str, "text", 'for example "text(path=books)"')
     option("out", str, "runs/train", "folder for the run")
