@@ -53,6 +53,15 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
+def test_a_published_model_is_told_from_a_damaged_one(saved: Path) -> None:
+    (saved / "hashes.json").unlink()
+    (saved / "config.json").write_text('{"model_type": "llama", "architectures": []}')
+    assert refusal(saved).endswith(
+        "is of a published model, 'llama': read it with load_pretrained, or write it in our format "
+        "with stateline convert"
+    )
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(saved: Path, name: str) -> None:
     (saved / name).unlink()

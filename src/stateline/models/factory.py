@@ -102,13 +102,18 @@ def read_config(path: Path) -> ModelConfig:
     """Read ``config.json``.
 
     Raises:
-        InputError: If the file cannot be read, or is no configuration.
+        InputError: If the file cannot be read, or is no configuration of ours.
     """
     try:
         values = read_json_object(path, "model configuration", max_bytes=MAX_BYTES)
         kind = values.pop("kind", ModelConfig.kind)  # transformers writes language models only
         if not isinstance(kind, str) or kind not in KINDS:
             raise unknown_name("kind of model", str(kind), KINDS)
+        if (family := values.get("model_type", "stateline")) != "stateline":
+            raise InputError(
+                f"{path} is of a published model, {family!r:.60}: read it with load_pretrained, or "
+                "write it in our format with stateline convert"
+            )
         return KINDS[kind].config.from_values(values)
     except InputError as error:
         if str(path) in str(error):
