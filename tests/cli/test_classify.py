@@ -32,7 +32,7 @@ def test_what_classifies_does_not_write(
 ) -> None:
     name, *others = command
     assert main([name, trained, *others]) == 2
-    assert "is a classifier: load_model does not read it" in capsys.readouterr().err
+    assert "and stateline evaluate --task scores it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pattern", ["s4d", "bidirectional(s4d)"])

@@ -81,7 +81,7 @@ def test_a_loaded_classifier_gives_the_same_logits_to_the_bit(
 def test_a_classifier_is_not_read_as_a_language_model(tmp_path: Path) -> None:
     save_model(new_model(), tmp_path)
     with pytest.raises(
-        InputError, match="is a classifier: load_model does not read it, load_classifier does"
+        InputError, match="is a classifier, not a language model: load_classifier reads it"
     ):
         load_model(tmp_path)
 
@@ -89,7 +89,7 @@ def test_a_classifier_is_not_read_as_a_language_model(tmp_path: Path) -> None:
 def test_a_language_model_is_not_read_as_a_classifier(tmp_path: Path) -> None:
     save_model(LanguageModel(ModelConfig("lstm", vocab_size=5, d_model=8)), tmp_path)
     with pytest.raises(
-        InputError, match="is a language model: load_classifier does not read it, load_model does"
+        InputError, match="is a language model, not a classifier: load_model reads it"
     ):
         load_classifier(tmp_path)
 

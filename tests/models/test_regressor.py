@@ -60,7 +60,7 @@ def test_a_loaded_regressor_predicts_the_same_bits(tmp_path: Path) -> None:
     loaded, x = load_regressor(tmp_path), model.example_input(2, 5)
     assert loaded.config == NUMBERS
     assert loaded(x).equal(model(x))
-    with pytest.raises(InputError, match="is a regressor: load_classifier does not read it"):
+    with pytest.raises(InputError, match="is a regressor, not a classifier: load_"):
         load_classifier(tmp_path)
 
 

@@ -139,9 +139,10 @@ def _load(kind: str, folder: str | Path, device: torch.device | str) -> Any:
 def check_kind(model: AnyModel, kind: str, folder: str | Path) -> Any:
     """The model, if it is of a kind; otherwise InputError."""
     if (found := model.config.kind) != kind:
+        found_kind, wanted = found.replace("_", " "), kind.replace("_", " ")
         raise InputError(
-            f"the model in {folder} is a {found.replace('_', ' ')}: {_LOADERS[kind]} does not read "
-            f"it, {_LOADERS[found]} does"
+            f"the model in {folder} is a {found_kind}, not a {wanted}: {_LOADERS[found]} reads it, "
+            "and stateline evaluate --task scores it"
         )
     return model
 
