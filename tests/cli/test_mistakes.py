@@ -70,6 +70,7 @@ MISTAKES = [
     ),
     (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/"),
     (["train", "run", "--pattern", "lstm"], "--pattern replaces the pattern of a recipe file"),
+    (["train", "runs/none"], "a YAML file (.yaml, .yml) or an existing folder, got 'runs/none'"),
     (["train", "run", "--init", "numbers"], "starts from one model: run or --init numbers"),
     (["train", "lstm", "--init", "numbers"], "starts from one model: lstm or --init numbers"),
     (["train", "recipe.yaml", "--init", "run", "--pattern", "lstm"], "--pattern has no effect on"),

@@ -58,6 +58,11 @@ def read_recipe(arguments: Sequence[str], parser: Parser) -> Any:
         )
     elif os.path.isdir(given.recipe):
         init, given.pattern = given.recipe, ""
+    elif "/" in given.recipe.partition("(")[0]:
+        raise InputError(
+            "RECIPE must be a pattern, a preset, a YAML file (.yaml, .yml) or an existing folder, "
+            f"got {given.recipe!r}"
+        )
     else:
         given.pattern = given.recipe
     from stateline.generate.runs import read_model_config
