@@ -100,6 +100,23 @@ def test_the_baselines_are_those_of_the_text_task(tmp_path: Path) -> None:
     assert texts[0].baselines() == texts[1].baselines()
 
 
+def test_the_baselines_do_not_count_names_of_tokens_as_text(tmp_path: Path) -> None:
+    package = pytest.importorskip("tokenizers")
+    letters = package.pre_tokenizers.ByteLevel.alphabet()
+    numbers = {letter: number for number, letter in enumerate(letters)}
+    made = package.Tokenizer(package.models.BPE(numbers, []))
+    made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = package.decoders.ByteLevel()
+    made.add_special_tokens(["<|endoftext|>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    drawn = random.Random(0)
+    texts = ["".join(drawn.choices("abcdefgh", k=20)) for _ in range(400)]  # 3 bits per byte
+    (tmp_path / "texts.jsonl").write_text("\n".join(f'{{"text": "{text}"}}' for text in texts))
+    recipe = CorpusSettings(str(tmp_path / "tokenizer.json"), end_of_text=True, held_out=0.5)
+    write_corpus([tmp_path / "texts.jsonl"], tmp_path / "out", recipe, workers=1)
+    assert all(bits > 3 for bits in Tokens(path=str(tmp_path / "out")).baselines().values())
+
+
 def test_joined_documents_follow_each_other_in_consecutive_batches(
     make: Callable[..., Tokens],
 ) -> None:
