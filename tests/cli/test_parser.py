@@ -142,6 +142,7 @@ def null_byte() -> ValueError:
         (null_byte(), "must not contain a NUL character"),
         (InputError("a\x1b[31mb"), r"a\x1b[31mb"),
         (MemoryError(), "not enough memory"),
+        (RuntimeError("InvalidCxxCompiler: No working C++ compiler found"), "leave out --train"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "not enough"),
     ],
 )

@@ -158,6 +158,8 @@ def _message(error: Exception) -> str:
             "there is not enough memory: lower the width, the length or the batch size "
             "(stateline train --dry-run shows what is needed)"
         )
+    if "No working C++ compiler" in text:
+        return "torch.compile found no C++ compiler: install one, or leave out --train.compile"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     if isinstance(error, RecursionError):
