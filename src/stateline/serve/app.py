@@ -300,7 +300,7 @@ def _error(error: Exception) -> tuple[int, dict[str, Any]]:
         if status == 405:
             line = "this path takes another method"
         elif error.detail == HTTPStatus(status).phrase:
-            line = "there is nothing at this path: POST /v1/completions or /v1/responses"
+            line = "there is nothing at this path: POST texts to /v1/completions or /v1/responses"
     elif isinstance(error, InputError):
         status, line = getattr(error, "status", 400), str(error)
     elif isinstance(error, ClientDisconnect):

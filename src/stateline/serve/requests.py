@@ -152,5 +152,9 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
     """
     try:
         return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"the request has a field or a value that this server does not take: {error}"
+        ) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"the request cannot be read: {error}") from error
