@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.files import sha256
+from stateline.models.checkpoint import load_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Text
@@ -198,7 +199,8 @@ def test_a_record_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "training.json", "training.safetensors"]
+    "name",
+    ["config.json", "model.safetensors", "hashes.json", "training.json", "training.safetensors"],
 )
 def test_a_file_with_one_bit_flipped_is_refused(text: Text, folder: Path, name: str) -> None:
     file = newest(folder) / name
@@ -208,6 +210,20 @@ def test_a_file_with_one_bit_flipped_is_refused(text: Text, folder: Path, name: 
     told = refused(text, folder)
     assert f"step-00000004 is damaged: {name} is not as it was written" in told
     assert told.endswith("remove it to go on from step-00000002, which is whole")
+
+
+def test_the_model_of_a_checkpoint_is_checked_where_the_files_of_training_are_gone(
+    folder: Path,
+) -> None:
+    for file in (*newest(folder).glob("training*"), newest(folder) / MANIFEST):
+        file.unlink()
+    load_model(newest(folder))
+    weights = newest(folder) / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-2] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged or was changed"):
+        load_model(newest(folder))
 
 
 def test_if_no_checkpoint_is_whole_the_message_says_so(text: Text, folder: Path) -> None:
