@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stateline import InputError
 from stateline.layers import (
     LAYERS,
+    LSTM,
     Attention,
     Bidirectional,
     Mamba,
@@ -314,6 +315,27 @@ def test_rows_of_layers_that_are_not_causal_pack() -> None:
     layer = Stack(Bidirectional(Mamba(WIDTH)), Mamba(WIDTH)).double()
     x = torch.randn(2, 8, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(layer(x, starts=STARTS), _separately(layer, x, STARTS))
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("begins", [((0,), (), (5,), (2, 7)), ((0,), (), (), (0,))], ids=str)
+def test_each_row_continues_its_own_state_or_begins_anew(begins: Sequence[Sequence[int]]) -> None:
+    torch.manual_seed(0)
+    layer = LSTM(WIDTH).double()
+    x, warm = torch.randn(2, len(begins), 8, WIDTH, dtype=torch.float64)
+    _, state = layer.forward_chunk(warm, layer.init_state(len(x)))
+    starts = torch.zeros(x.shape[:2], dtype=torch.bool)
+    for row, places in enumerate(begins):
+        starts[row, list(places)] = True
+    y, after = layer.forward_chunk(x, state, starts=starts)
+    for row, places in enumerate(begins):
+        own, outputs = select_rows(state, [row]), []
+        for a, b in pairwise(sorted({0, *places, 8})):
+            own = layer.init_state(1) if a in places else own
+            part, own = layer.forward_chunk(x[row : row + 1, a:b], own)
+            outputs.append(part)
+        torch.testing.assert_close(y[row : row + 1], torch.cat(outputs, dim=1))
+        torch.testing.assert_close(select_rows(after, [row]), own)
 
 
 @pytest.mark.parametrize(
