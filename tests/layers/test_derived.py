@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -5,7 +8,7 @@ from torch import Tensor, nn
 from stateline.generate import prefill
 from stateline.generate.session import Session
 from stateline.layers import LAYERS
-from stateline.layers.derived import Memory, remembering
+from stateline.layers.derived import Memory, derived, remembering
 from stateline.layers.mixers.shift_ssm import ShiftSSM
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
@@ -53,6 +56,54 @@ def test_each_memory_is_its_own() -> None:
         change(layer)
         with remembering(Memory(layer)):
             assert not layer.taps().equal(before)
+
+
+class Scaled(nn.Module):
+    """A weight of a layer inside, and a buffer."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(1))
+        self.map = nn.Linear(1, 1)
+        self.register_buffer("scale", torch.ones(1))
+
+    @derived
+    def weight(self) -> Tensor:
+        return self.map.weight * self.scale
+
+    @derived
+    def whole(self) -> Tensor:
+        return self.map.weight
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.map.weight.mul_(2.0),
+        lambda layer: layer.scale.mul_(2.0),
+        lambda layer: setattr(layer, "map", nn.Linear(1, 1)),
+        lambda layer: setattr(layer, "scale", torch.zeros(1)),
+    ],
+    ids=["weight inside", "buffer", "layer inside", "other buffer"],
+)
+def test_it_is_computed_again_after_a_change(change: Callable[[Scaled], Any]) -> None:
+    layer = Scaled()
+    memory = Memory(layer)
+    with torch.no_grad():
+        with remembering(memory):
+            before = layer.weight()
+        change(layer)
+        with remembering(memory) as changed:
+            assert changed
+            assert not layer.weight().equal(before)
+
+
+def test_a_value_has_memory_of_its_own() -> None:
+    layer = Scaled()
+    with torch.no_grad(), remembering(Memory(layer)):
+        assert layer.whole().data_ptr() != layer.map.weight.data_ptr()
 
 
 @pytest.mark.parametrize("pattern", [*LAYERS, "ladder(h3 s4d, passes=2)"])
