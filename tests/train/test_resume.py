@@ -164,7 +164,7 @@ def test_how_often_it_saves_may_change(text: Text, tmp_path: Path) -> None:
 
 def test_what_a_kill_left_behind_is_removed(text: Text, tmp_path: Path) -> None:
     run(text, tmp_path, until=4)
-    (tmp_path / "checkpoints" / ".step-00000005.x").mkdir()
+    (tmp_path / "checkpoints" / ".step-00000006.new").mkdir()
     run(text, tmp_path)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000006", "step-00000008"]
