@@ -16,7 +16,6 @@ import os
 import shutil
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,7 +177,7 @@ class Save:
 
     def _publish(self, problems: list[str], hashes: dict[str, str], keep: int) -> None:
         """Complete the draft, give it its name, and remove old checkpoints."""
-        folder, earlier = self.path.parent, self._hidden(self.path)
+        folder = self.path.parent
         try:
             if problems:
                 raise OSError(problems[0])
@@ -191,8 +190,6 @@ class Save:
             manifest = {"sha256": dict(sorted(hashes.items()))}
             write_text(self._draft / MANIFEST, json.dumps(manifest))
             sync(self._draft)
-            if self.path.exists():
-                os.replace(self.path, earlier)
             os.replace(self._draft, self.path)
             for changed in (folder, folder.parent):
                 sync(changed)
@@ -201,9 +198,6 @@ class Save:
             for hidden in folder.glob(".step-*"):
                 shutil.rmtree(hidden, ignore_errors=True)
         except (OSError, InputError) as error:
-            if earlier.exists() and not self.path.exists():
-                with suppress(OSError):
-                    os.replace(earlier, self.path)
             shutil.rmtree(self._draft, ignore_errors=True)
             raise cannot_write(self.path, error.__cause__ or error) from error
 
