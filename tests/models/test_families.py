@@ -172,6 +172,11 @@ def test_older_settings_of_rotary_positions_are_read(tmp_path: Path) -> None:
 
 REFUSED = [
     ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "scaled by 'yarn' are not supported"),
+    (
+        "llama",
+        {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor=0.5 is not supported in this family",
+    ),
     ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
     ("llama", {"num_attention_heads": 0}, "must have 'num_attention_heads', an integer"),
     ("llama", {"is_causal": None}, "is_causal=None is not supported"),
@@ -186,6 +191,7 @@ REFUSED = [
     ("bamba", {"time_step_limit": [0.0, 1.0]}, "limited step sizes are not supported"),
     ("granitemoehybrid", {"num_local_experts": -1}, "must have 'num_local_experts', an integer"),
     ("lfm2", {"layer_types": ["conv"]}, "layer_types must name 2 layers"),
+    ("lfm2", {"layer_types": ["conv", "linear"]}, "layers must be .* got 'linear'"),
     ("nemotron_h", {"layers_block_type": ["conv"]}, "layers of a Nemotron-H are .* got 'conv'"),
     ("nemotron_h with experts", {"mlp_bias": True}, "mlp_bias=True is not supported in a model"),
     ("nemotron_h with experts", {"moe_latent_size": 8}, "moe_latent_size=8 is not supported"),
