@@ -29,6 +29,8 @@ def exact_match(found: str, accepted: Sequence[str], *, normalise: bool) -> floa
     Example:
         >>> exact_match("N.Y.C.", ["n y c"], normalise=True)
         1.0
+        >>> exact_match("N.Y.C.", ["n y c"], normalise=False)
+        0.0
     """
     if not normalise:
         return float(found in accepted)
