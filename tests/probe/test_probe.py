@@ -154,6 +154,16 @@ def test_passages_are_binned_by_their_tokens(sources: Path) -> None:
         examples("squad", 500, sources)
 
 
+def test_a_bin_holds_its_upper_border_alone(sources: Path) -> None:
+    assert {len(prompt.split("\n\n")[0]) for prompt, _ in examples("squad", 112, sources)} == {112}
+    with pytest.raises(InputError, match="no passage has 113 to 162 tokens"):
+        examples("squad", 162, sources)
+
+
+def test_a_copy_may_be_half_as_long_as_its_prompt_and_50_tokens_more() -> None:
+    assert [PROBES["copy"].new_tokens(n) for n in (100, 201)] == [100, 150]
+
+
 def test_examples_depend_on_seed_and_length_alone(sources: Path) -> None:
     assert examples("letters", 9, sources) == examples("letters", 9, sources)
     assert examples("letters", 9, sources) != examples("letters", 9, sources, seed="1")
