@@ -163,7 +163,7 @@ def test_that_kernels_are_compiled_is_told_once(tmp_path: Path) -> None:
         check=True,
     )
     assert any((tmp_path / "kernels").rglob("*.nbc"))
-    assert done.stderr.count("compiling CPU kernels") == 1
+    assert done.stderr.count("compiling new CPU kernels") == 1
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_started_processes_compute_the_same(folder: Path, method: str) -> None:
 def test_compiling_is_said_once_and_not_again_from_the_cache(folder: Path) -> None:
     _, first = python(folder, LOGGED, NUMBA_CACHE_DIR=str(folder / "kernels"))
     _, second = python(folder, LOGGED, NUMBA_CACHE_DIR=str(folder / "kernels"))
-    assert first.count("compiling CPU kernels") == 1
+    assert first.count("compiling new CPU kernels") == 1
     assert "compiling" not in second
 
 
