@@ -65,6 +65,17 @@ class TestSizes:
             assert abs(job.own_size / job.size - 1) <= TOLERANCE
             assert job.parameters_wanted == count_parameters(job.model)
 
+    def test_states_match_at_the_length_that_was_asked(self) -> None:
+        options = {"match": "state", "match_length": 2000, "d_model": 8}
+        first, other = jobs_of("attention*2", "h3*2", **options)
+        assert first.size == meta_model(first.model).state_bytes(2000)
+        assert other.own_size == meta_model(other.model).state_bytes(2000)
+        assert abs(other.own_size / first.size - 1) <= TOLERANCE
+        with pytest.raises(InputError, match="match_length goes with match=flops or match=state"):
+            jobs_of("h3", match_length=2000)
+        with pytest.raises(InputError, match="match_length must be at least 1"):
+            jobs_of("h3", match="state", match_length=0)
+
     def test_a_state_that_no_width_changes_is_refused(self) -> None:
         said = "400 state bytes at the training length within 5%, but the nearest that 'fe"
         with pytest.raises(InputError, match=said):

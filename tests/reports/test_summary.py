@@ -306,10 +306,11 @@ def test_headline_says_what_was_compared(make):
 
 def test_headline_says_at_which_length_states_match(make):
     """A state that grows is larger at other lengths."""
-    results = make.results() | {"protocol": {"name": "quick", "matched_by": "state"}}
-    assert headline(results).startswith(
-        "3 models matched in state bytes at the training length, trained with"
-    )
+    for length, said in ((None, "the training length"), (2000, "2,000 tokens")):
+        protocol = {"name": "quick", "matched_by": "state", "match_length": length}
+        assert headline(make.results() | {"protocol": protocol}).startswith(
+            f"3 models matched in state bytes at {said}, trained with"
+        )
 
 
 def test_an_unfinished_comparison_says_how_far_it_came(make):

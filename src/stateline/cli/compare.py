@@ -58,9 +58,11 @@ def add_arguments(parser: Parser) -> None:
         "match",
         Literal["parameters", "flops", "state", "none"],
         "parameters",
-        "what the models of one size have in common: parameters, FLOPs per token or bytes of "
-        "the state at the training length, or only the width",
+        "what the models of one size have in common: parameters, FLOPs per token, bytes of the "
+        "state, or only the width",
     )
+    about = "tokens at which FLOPs or states are equal; by default the training length"
+    option("match_length", int, None, about)
     option(
         "protocol",
         Literal["sweep", "quick"],

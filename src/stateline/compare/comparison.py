@@ -14,6 +14,7 @@ from stateline.runs.initial import weights_hash
 from stateline.runs.job import Job
 from stateline.runs.protocol_records import MatchedBy
 from stateline.runs.verdict import FIRST_LOOK
+from stateline.settings import at_least
 from stateline.tasks import TASKS, Task, make_task
 from stateline.train.config import TrainConfig
 
@@ -63,8 +64,10 @@ class Comparison:
             differs significantly from the others, or when all models do (``order``). ``no`` runs a
             fixed number of seeds.
         budget_minutes: Time after which no seeds are added.
-        match: What the models have in common: ``parameters``, ``flops`` (per token at the
-            training length), ``state`` (its bytes at the training length) or ``none``.
+        match: What the models have in common: ``parameters``, ``flops`` (per token), ``state``
+            (its bytes) or ``none``.
+        match_length: Tokens at which they have FLOPs or state bytes in common; by default the
+            training length.
         model: Settings of all model configurations; they override presets and recipes.
         train: Settings of all training runs; they override tasks and recipes.
     """
@@ -84,6 +87,7 @@ class Comparison:
     decide: Wanted = "no"
     budget_minutes: float | None = None
     match: MatchedBy = "parameters"
+    match_length: int | None = None
     model: Mapping[str, Any] = field(default_factory=dict, hash=False)
     train: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -154,9 +158,9 @@ def _sized(
 ) -> Iterator[tuple[Recipe, str, Sized]]:
     """Every model on a task at every size, with its name."""
     sizes = comparison.sizes or (None,)
+    match, width, length = comparison.match, comparison.d_model, comparison.match_length
     by_size = [
-        choose_widths(models, task, Size(comparison.match, comparison.d_model, n), comparison.model)
-        for n in sizes
+        choose_widths(models, task, Size(match, width, n, length), comparison.model) for n in sizes
     ]
     for place, model in enumerate(models):
         for wanted, sized in zip(sizes, by_size, strict=True):
@@ -184,6 +188,12 @@ def _check(comparison: Comparison) -> None:
         if not 1 <= wanted <= _MOST_PARAMETERS:
             bound = "at least 1" if wanted < 1 else f"at most {_MOST_PARAMETERS:,}"
             raise InputError(f"parameters must be {bound}, got {wanted}")
+    if comparison.match_length is not None:
+        at_least(1, match_length=comparison.match_length)
+        if comparison.match not in ("flops", "state"):
+            raise InputError(
+                f"match_length goes with match=flops or match=state, got match={comparison.match}"
+            )
     _check_protocol(comparison)
     if "seed" in comparison.train:
         raise InputError("seed is set by the protocol: give the number of seeds instead")

@@ -13,7 +13,7 @@ from stateline.models.config import ModelConfig, feed_forward_of
 from stateline.models.pattern import Item, parse_pattern
 from stateline.models.size import count_parameters, match_width, meta_model
 from stateline.runs.initial import as_in_folder
-from stateline.runs.protocol_records import MATCHED, TOLERANCE, MatchedBy
+from stateline.runs.protocol_records import TOLERANCE, MatchedBy, matched_in
 from stateline.tasks import Task
 
 D_MODEL = 64
@@ -35,11 +35,13 @@ class Size(NamedTuple):
         match: What they have in common; ``none`` gives all of them one width.
         d_model: Width of the first model.
         parameters: Number of parameters of the first model; with ``match="parameters"``, of all.
+        length: Tokens at which FLOPs or state bytes are matched; by default the training length.
     """
 
     match: MatchedBy = "parameters"
     d_model: int | None = None
     parameters: int | None = None
+    length: int | None = None
 
     @property
     def given(self) -> bool:
@@ -86,7 +88,7 @@ def choose_widths(
     if free[0]:
         width = D_MODEL if size.d_model is None else size.d_model
         configs[0] = replace(configs[0], d_model=width)
-    measure = _measure(size.match, task)
+    measure = _measure(size, task)
     if size.parameters is not None and measure is not count_parameters:
         configs[0] = _matched(models[0], configs[0], Size(), count_parameters, size.parameters)
     if measure is None:
@@ -151,9 +153,9 @@ def _matched(
     ends = sorted({*sorted(below)[-1:], *sorted(set(found) - set(below))[:1]})
     had = " or ".join(f"{own:,.0f} (d_model {found[own].d_model})" for own in ends)
     raise InputError(
-        f"the models must have {wanted:,.0f} {MATCHED[size.match]} within {TOLERANCE:.0%}, but the "
-        f"nearest that {model.name!r} can have is {had}: choose a size that all can have by "
-        "d_model or parameters, or match=none"
+        f"the models must have {wanted:,.0f} {matched_in(size.match, size.length)} within "
+        f"{TOLERANCE:.0%}, but the nearest that {model.name!r} can have is {had}: choose a size "
+        "that all can have by d_model or parameters, or match=none"
     )
 
 
@@ -206,11 +208,11 @@ def _interpolated(
         yield with_value(value)
 
 
-def _measure(match: MatchedBy, task: Task) -> Measure | None:
+def _measure(size: Size, task: Task) -> Measure | None:
     """The matched size as a function of a configuration; ``None`` if only widths are equal."""
-    if match in ("none", "parameters"):
-        return None if match == "none" else count_parameters
-    length = task.train_batch(0).tokens.shape[1]
-    if match == "flops":
+    if size.match in ("none", "parameters"):
+        return None if size.match == "none" else count_parameters
+    length = size.length or task.train_batch(0).tokens.shape[1]
+    if size.match == "flops":
         return lambda config: meta_model(config).flops_per_token(length)
     return lambda config: meta_model(config).state_bytes(length)

@@ -128,6 +128,7 @@ class Sweep:
                 if swept
             },
             matched_by=comparison.match,
+            match_length=comparison.match_length,
             sizes=list(comparison.sizes),
             looks=self._seeds.looks,
         )

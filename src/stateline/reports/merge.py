@@ -72,7 +72,8 @@ def merge(results: Mapping[str, Results]) -> Results:
 def _protocol(results: Sequence[Results]) -> ProtocolRecord | None:
     """The common protocol of all results; ``None`` if their protocols differ."""
     found = [one.protocol for one in results if one.protocol is not None]
-    fields = ("name", "rungs", "kept", "trial_seed", "matched_by", "tolerance")
+    how = ("matched_by", "match_length", "tolerance")
+    fields = ("name", "rungs", "kept", "trial_seed", *how)
     if len(found) < len(results) or len({str([getattr(p, f) for f in fields]) for p in found}) > 1:
         return None
     joined: dict[str, dict[str, Any]] = {}

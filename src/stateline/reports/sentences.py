@@ -6,7 +6,7 @@ from itertools import combinations
 
 from stateline.reports.format import count, listing, short_number, words
 from stateline.reports.records import families, runs_of, task_label
-from stateline.runs.protocol_records import MATCHED, TOLERANCE
+from stateline.runs.protocol_records import TOLERANCE, matched_in
 from stateline.runs.results import Results, RunRecord, TaskRecord
 
 QUICK = "One seed and one learning rate decide nothing."
@@ -53,7 +53,8 @@ def sizes(results: Results) -> str:
         for pair in combinations(group, 2)
         for runs in _comparable_runs(results, pair)
     )
-    unit = MATCHED.get(results.protocol.matched_by if results.protocol else "parameters", "")
+    protocol = results.protocol
+    unit = matched_in(protocol.matched_by, protocol.match_length) if protocol else "parameters"
     if not matched or not unit:
         how = "of different sizes" if unit in ("", "parameters") else f"not matched in {unit}"
         return f"{how} ({_range([run.parameters for run in results.runs])} parameters)"

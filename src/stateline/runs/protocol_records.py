@@ -7,18 +7,23 @@ from msgspec import field
 from stateline.runs.record import Record
 
 MatchedBy = Literal["parameters", "flops", "state", "none"]
-"""The size that all models of a comparison share: parameters, FLOPs per token or state bytes at the
-training length, or nothing."""
-
-MATCHED = {
-    "parameters": "parameters",
-    "flops": "FLOPs per token at the training length",
-    "state": "state bytes at the training length",
-}
-"""The quantity in which models are matched, in words."""
+"""The size that all models of a comparison share: parameters, FLOPs per token or state bytes at one
+length, or nothing."""
 
 TOLERANCE = 0.05
 """Relative distance from the wanted size up to which a model is called matched."""
+
+
+def matched_in(by: MatchedBy, length: int | None) -> str:
+    """The quantity in which models are matched, in words; empty for none.
+
+    Example:
+        >>> matched_in("state", 2000), matched_in("flops", None)
+        ('state bytes at 2,000 tokens', 'FLOPs per token at the training length')
+    """
+    at = "at the training length" if length is None else f"at {length:,} tokens"
+    names = {"parameters": "parameters", "flops": f"FLOPs per token {at}"}
+    return {**names, "state": f"state bytes {at}", "none": ""}[by]
 
 
 class ProtocolRecord(Record, frozen=True, kw_only=True):
@@ -38,6 +43,7 @@ class ProtocolRecord(Record, frozen=True, kw_only=True):
         kept: Share of the trials that continues, rounded up.
         validation: What trials were scored on, in words, by task; empty without trials.
         matched_by: What the models of one size have in common.
+        match_length: Tokens at which they have it in common; ``None`` for the training length.
         sizes: The sizes that were asked for, as numbers of parameters; empty if the first model
             sets the size.
         looks: Number of looks at the scores while seeds were added; 1 for a fixed number of seeds.
@@ -54,6 +60,7 @@ class ProtocolRecord(Record, frozen=True, kw_only=True):
     kept: float = 1.0
     validation: dict[str, str] = field(default_factory=dict)
     matched_by: MatchedBy = "parameters"
+    match_length: int | None = None
     sizes: list[int] = field(default_factory=list)
     looks: int = 1
     tolerance: float = TOLERANCE
