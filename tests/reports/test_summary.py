@@ -209,6 +209,17 @@ def test_small_costs_are_best_and_high_speeds_are_best(make):
     assert [c.best for c in speed.values()] == [True, False, True]
 
 
+def test_costs_that_show_the_same_number_are_marked_together(make):
+    """Models whose states were matched differ by some bytes."""
+    sizes = zip(make.models, (73_216, 73_220, 131_072), strict=True)
+    speed = [make.speed(model, state_bytes={"256": size}) for model, size in sizes]
+    state = cells(cost_table(make.results(speed=speed)), "at 256", "State size")
+    assert [(c.text, c.best) for c in state.values()] == [
+        *[("71.5 KiB", True), ("71.5 KiB", True)],
+        ("128 KiB", False),
+    ]
+
+
 def timing(middle, low, high, **changes):
     own = {"phase": "decode", "length": 256, "batch": 1, "rounds": 9}
     return own | {"tokens_per_second": middle, "low": low, "high": high} | changes

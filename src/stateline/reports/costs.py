@@ -127,7 +127,7 @@ def disturbance(results: Results) -> str:
 
 
 def best_costs(results: Results, found: Mapping[str, Measured], cost: Cost) -> list[str]:
-    """The model with the best cost, and all models whose spread overlaps its spread.
+    """The model with the best cost, and all models whose spread overlaps its or that show the same.
 
     None if all do, or if speeds are not to be trusted.
     """
@@ -138,7 +138,8 @@ def best_costs(results: Results, found: Mapping[str, Measured], cost: Cost) -> l
         best = [model for model, own in found.items() if own.high >= reach]
     else:
         reach = min(found.values(), key=lambda own: own.middle).high
-        best = [model for model, own in found.items() if own.low <= reach]
+        shown = cost.text(reach)
+        best = [m for m, own in found.items() if own.low <= reach or cost.text(own.low) == shown]
     return best if len(best) < len(found) else []
 
 
