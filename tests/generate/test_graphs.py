@@ -150,19 +150,22 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureF
     assert caplog.text.count("not permitted") == 1
 
 
-def test_no_graph_stays_in_memory_after_one_that_failed() -> None:
-    """They are not replayed any more, and each holds the memory of a state."""
-    recorder = Recorder()
+def test_no_graph_stays_in_memory_after_one_that_had_no_room() -> None:
+    """Each holds the memory of a state. Other sizes may have graphs again, this one has none."""
+    recorder, tried = Recorder(), list[int]()
 
     def record(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        if recorder.recorded:
+        replay, logits = recorder(call)
+        tried.append(len(logits))
+        if len(logits) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return recorder(call)
+        return replay, logits
 
     made = Graphs(lambda tokens, state: tokens + state, record)
-    for rows in (1, 2):
-        made(torch.zeros(rows), torch.zeros(rows))
-    assert not made._graphs
+    for rows, kept in ((1, 1), (2, 0), (2, 0), (1, 1)):
+        assert made(torch.zeros(rows), torch.ones(rows))[0].tolist() == [1.0] * rows
+        assert sum(graph is not None for graph in made._graphs.values()) == kept
+    assert tried == [1, 2, 1]
 
 
 def test_graphs_that_were_not_used_for_longest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,19 @@ def test_rows_may_join_after_all_have_left(build: Build, pattern: str) -> None:
     assert found.equal(generate(made, RAGGED, 3)[2])
 
 
+def test_the_states_of_rows_that_have_left_are_not_read(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of one's own need not trim or join states of no rows."""
+    made = build("attention")
+    session = Session(made, prefill(made, PROMPT))
+    session.select([])
+    monkeypatch.setattr("stateline.generate.session.trim", None)
+    session.join(prefill(made, PROMPT))
+    fresh = Session(made, prefill(made, PROMPT))
+    assert session.step().tokens.equal(fresh.step().tokens)
+
+
 @pytest.mark.parametrize(
     "other", ["h3(d_state=4)", "lstm", "h3(d_state=8) attention"], ids=["size", "kind", "more"]
 )

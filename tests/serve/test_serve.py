@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stateline.data import ByteTokenizer, CharacterTokenizer
+from stateline.data import ByteTokenizer, CharacterTokenizer, Decoder
 from stateline.generate import (
     Model,
     PrefixStates,
@@ -610,6 +610,7 @@ def test_all_texts_are_told_of_the_end_and_no_more_are_taken() -> None:
 
     def deliver(pieces: list[tuple[Row, Piece]]) -> None:
         ended.update(row for row, piece in pieces if piece.error)
+        engine.end()
         begun.set()
 
     kept, limits = PrefixStates(MODEL), Limits(rows=1)
@@ -652,6 +653,39 @@ def test_a_text_for_which_no_place_is_left_to_wait_is_refused() -> None:
         engine.submit(Row([1]))
     with pytest.raises(BusyError, match="2 requests wait already"):
         engine.submit(Row([1]))
+
+
+class OfWords(ByteTokenizer):
+    """Leaves out the space before the first word of a text, as SentencePiece does."""
+
+    def decoder(self) -> Decoder:
+        return _OfWords()
+
+
+class _OfWords(Decoder):
+    begun = False
+
+    def push(self, token: int) -> str:
+        text = "" if token == ord(" ") and not self.begun else chr(token)
+        self.begun = True
+        return text
+
+    def finish(self) -> str:
+        return ""
+
+
+def test_an_empty_turn_goes_on_within_the_text() -> None:
+    model = LanguageModel(ModelConfig("lstm", 256, 8, tie_embeddings=False, head_bias=True)).eval()
+    assert model.head is not None
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.zero_()[ord(" ")] = 1.0
+    app = make_app(PrefixStates(model), OfWords(), "tiny")
+    with running(app) as client:
+        first = client.respond("a", max_output_tokens=3)
+        then = client.respond("", max_output_tokens=3, previous_response_id=first["id"])
+    for answer in (first, then):
+        assert answer["output"][0]["content"][0]["text"] == "   "
 
 
 def test_a_conversation_that_is_too_long_is_refused() -> None:

@@ -114,8 +114,8 @@ def _continue_one(
         numbers = isinstance(tokenizer, generate.NumberTokenizer)
         echo = "" if given.stream or numbers else given.prompt
         _show("" if given.log_probs else text.finish() + echo)
-        last = readers[0].last
-        text = TextStream(tokenizer, given.stop, after=() if last is None else last.tolist())
+        last = states[0].token if readers[0].last is None else readers[0].last
+        text = TextStream(tokenizer, given.stop, after=last.tolist())
     if given.log_probs:
         print("token", "log_prob", "text", sep="\t")
     begin = time.perf_counter()

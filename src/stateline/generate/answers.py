@@ -25,8 +25,8 @@ def answer(
 ) -> list[str]:
     """Greedy continuations of prompts; the other prompts of the batch do not change a text.
 
-    A text ends before a stop string, before an end token, or at its limit; its row then leaves the
-    batch.
+    A text ends before a stop string, before an end token or the tokenizer's end-of-text token, or
+    at its limit; its row then leaves the batch.
 
     Args:
         model: A language model in evaluation mode.

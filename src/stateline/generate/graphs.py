@@ -41,7 +41,8 @@ class Graphs:
     A graph is tied to its memory. A state in other memory is copied first: once after rows joined
     or left, or after the state grew. A batch with fewer rows than its graph repeats the last row. A
     new graph is compared with the step in :data:`TRIALS` steps on copies. If it differs, or if the
-    step cannot be recorded, the session runs the step without graphs, and logs this once.
+    step cannot be recorded, the session runs the step without graphs, and logs this once. If memory
+    runs out, the other graphs leave, and steps of this size run without one.
 
     Args:
         step: The step.
@@ -50,7 +51,7 @@ class Graphs:
 
     def __init__(self, step: Step, record: Record | None = None) -> None:
         self.step, self.record = step, record or record_cuda
-        self._graphs: dict[tuple[Any, ...], _Graph] = {}
+        self._graphs: dict[tuple[Any, ...], _Graph | None] = {}
         self._works = True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,15 +86,15 @@ class Graphs:
         if key in self._graphs:
             self._graphs[key] = self._graphs.pop(key)  # the latest is the last
             return self._graphs[key]
+        graph = None
         try:
             graph = self._make(tokens, leaves, structure)
             self._compare(graph, tokens, leaves, structure)
         except RuntimeError as error:
-            self._works = False
+            self._works, graph = isinstance(error, torch.OutOfMemoryError), None
             self.clear()
             reason = " ".join(str(error).split())[:200]
             log.warning("decoding runs without graphs, kernel by kernel: %s", reason)
-            return None
         if len(self._graphs) == MOST:
             del self._graphs[next(iter(self._graphs))]
         self._graphs[key] = graph

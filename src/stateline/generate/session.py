@@ -224,9 +224,11 @@ class Session:
                 not one sampling per row. The session then stays as it was.
         """
         _check_form(self._form, state)
-        own, lengths = trim(self._own(self._state)), _lengths(state)
+        parts, lengths = [state], _lengths(state)
+        if self._lengths:
+            parts.insert(0, trim(self._own(self._state)))
         samplings = _for_each(self._sampling if sampling is None else sampling, lengths)
-        self._state, self._free = cat_states([own, state]), 0
+        self._state, self._free = cat_states(parts), 0
         self._lengths += lengths
         self._samplings += samplings
         self._rows_changed()

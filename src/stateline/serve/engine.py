@@ -21,8 +21,7 @@ from stateline.generate import (
     check_length,
     seeded,
 )
-from stateline.generate.session import template
-from stateline.layers import cat_states, select_rows
+from stateline.layers import cat_states
 from stateline.serve.metrics import Metrics
 
 READ_AT_ONCE = 1024
@@ -184,16 +183,12 @@ class Engine:
         self._arrived: deque[_ActiveRow] = deque()
         self._waiting: deque[_ActiveRow] = deque()
         self._rows: list[_ActiveRow] = []
-        self._session = self._empty_session()
+        self._session: Session | None = None  # outlives its rows, for its graphs
         self._held: list[tuple[Row, Piece]] = []
         self._steps, self._due = 0, 0.0  # since the last delivery, and when the next is due
         self._changed = Condition()
         self._stopped = False
         self._thread = Thread(target=self._run, name="stateline-engine", daemon=True)
-
-    def _empty_session(self) -> Session:
-        """A session without rows: its graphs outlive the rows that join and leave it."""
-        return Session(self.model, select_rows(template(self.model), []), sampling=[])
 
     def start(self) -> None:
         """Begin to decode."""
@@ -293,7 +288,7 @@ class Engine:
         self._keep_rows([place for place, active in enumerate(self._rows) if not active.row.left])
 
     def _keep_rows(self, places: list[int]) -> None:
-        if len(places) < len(self._rows):
+        if self._session is not None and len(places) < len(self._rows):
             self._session.select(places)
             self._rows = [self._rows[place] for place in places]
 
@@ -320,6 +315,9 @@ class Engine:
             except InputError as error:
                 out.append((active.row, Piece(error=error)))
                 continue
+            if not active.row.tokens:  # an empty turn follows the text before it
+                before = active.read.state.token.tolist()
+                active.text = TextStream(self.tokenizer, active.row.stop, after=before)
             self.metrics.read(len(active.row.tokens), active.read.reused)
             ready.append(active)
         if ready:
@@ -336,10 +334,14 @@ class Engine:
         self._rows += ready  # before the join: if memory runs out, they fail with the others
         states = [seeded(active.read.state, active.row.seed) for active in ready if active.read]
         samplings = [active.row.sampling for active in ready]
-        self._session.join(cat_states(states), samplings)
+        if self._session is None:
+            self._session = Session(self.model, cat_states(states), sampling=samplings)
+        else:
+            self._session.join(cat_states(states), samplings)
 
     def _step(self, out: list[tuple[Row, Piece]]) -> None:
         """Decode one token of each row."""
+        assert self._session is not None
         begin = time.perf_counter()
         choice = self._session.step()
         self._session.check()
@@ -377,7 +379,7 @@ class Engine:
         with self._changed:
             rows = [*self._rows, *self._waiting, *self._arrived]
             self._arrived.clear()
-        self._rows, self._session = [], self._empty_session()
+        self._rows, self._session = [], None
         self._waiting.clear()
         return [(active.row, Piece(error=error)) for active in rows]
 

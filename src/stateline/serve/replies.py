@@ -72,7 +72,7 @@ class CompletionAnswer(Answer):
     ) -> None:
         super().__init__()
         self._model, self._tokenizer, self._usage = model, tokenizer, usage
-        self._decoder, self._decoded = decoder_after(tokenizer, after), 0
+        self._decoder, self._decoded = decoder_after(tokenizer, after if log_probs else ()), 0
         self._log_probs = self._as_json([]) if log_probs else None
         self._id = f"cmpl-{secrets.token_hex(12)}"
 
