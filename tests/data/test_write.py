@@ -538,6 +538,12 @@ def test_the_end_of_text_follows_every_document(
     assert ended.bytes.tolist() == [3, 5]
     with pytest.raises(InputError, match="with end_of_text=True, not False"):
         write_corpus([source], out, CorpusSettings(**settings), workers=1)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "th"}')
+    with pytest.raises(InputError, match="with end_token=270, not "):
+        write_corpus([source], out, recipe, workers=1)
+    other = write_corpus([source], tmp_path / "other", recipe, workers=1)
+    (other.folder / "index.json").unlink()
+    assert write_corpus([source], other.folder, recipe, workers=1).sha256 == other.sha256
     with pytest.raises(InputError, match="byte has no end-of-text token"):
         write_corpus([source], tmp_path / "no", CorpusSettings(end_of_text=True), workers=1)
 

@@ -25,8 +25,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     Args:
         spec: ``"byte"``; the file ``tokenizer.json`` of any tokenizer of ours or of Hugging Face;
             or a folder with that file, or with GPT-2's two: ``encoder.json`` (or ``vocab.json``)
-            and ``vocab.bpe`` (or ``merges.txt``). The file ``tokenizer_config.json`` beside any of
-            these names the end-of-text token.
+            and ``vocab.bpe`` (or ``merges.txt``). The file ``tokenizer_config.json`` beside one of
+            Hugging Face names its end-of-text token.
 
     Returns:
         The tokenizer.

@@ -126,6 +126,8 @@ def _settings(
     if given.splits is not None:
         names = {split: [d.name for d in documents] for split, documents in splits.items()}
         settings |= {"splits": _sha256(json.dumps(names)), "held_out": None}
+    if given.end_of_text:
+        settings["end_token"] = tokenizer.end_of_text
     return settings | {"sources": [list(file) for file in sources.files]}
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Int
 
 from stateline.data.corpus import INDEX, UNFINISHED, Corpus, open_corpus
 from stateline.data.documents import Document, Newlines
+from stateline.data.huggingface import SETTINGS
 from stateline.data.index import (
     FORMAT,
     VERSION,
@@ -126,7 +127,7 @@ def _claim(folder: Path, plan: Plan) -> np.dtype[Any]:
 
 def _check_free(folder: Path) -> None:
     """Raise InputError if the folder holds files of anything but an unfinished corpus."""
-    own = (FILE, *(f"{split}-[0-9]*" for split in SPLITS))
+    own = (FILE, SETTINGS, *(f"{split}-[0-9]*" for split in SPLITS))
     others = [
         path.name
         for path in folder.glob("[!.]*")
@@ -286,6 +287,6 @@ def _finish(folder: Path, plan: Plan, dtype: np.dtype[Any], done: Mapping[str, S
     }
     write_text(folder / INDEX, json.dumps(index, indent=1))
     (folder / UNFINISHED).unlink(missing_ok=True)
-    for name in (INDEX, FILE, UNFINISHED, *(f"{unit.name}.*" for unit in plan.units)):
+    for name in (INDEX, FILE, SETTINGS, UNFINISHED, *(f"{unit.name}.*" for unit in plan.units)):
         for temporary in folder.glob(f".{name}.*"):  # of a process that was killed
             shutil.rmtree(temporary, ignore_errors=True)
