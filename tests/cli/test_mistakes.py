@@ -71,8 +71,11 @@ MISTAKES = [
     (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/"),
     (["train", "run", "--pattern", "lstm"], "--pattern replaces the pattern of a recipe file"),
     (["train", "runs/none"], "a YAML file (.yaml, .yml) or an existing folder, got 'runs/none'"),
-    (["train", "run", "--init", "numbers"], "starts from one model: run or --init numbers"),
-    (["train", "lstm", "--init", "numbers"], "starts from one model: lstm or --init numbers"),
+    (
+        ["train", "run", "--init", "numbers"],
+        "--init goes with a YAML file, got RECIPE run: give",
+    ),
+    (["train", "lstm", "--init", "numbers"], "--init goes with a YAML file, got RECIPE lstm"),
     (["train", "recipe.yaml", "--init", "run", "--pattern", "lstm"], "--pattern has no effect on"),
     # Comparisons
     (["compare", *TASKS], "the following arguments are required: patterns"),

@@ -17,8 +17,8 @@ ROWS = [
 ]
 
 
-def table(plot: str) -> Table:
-    columns = [{"at": 10}, {"at": 20}]
+def table(plot: str, longest: int = 20) -> Table:
+    columns = [{"at": 10}, {"at": longest}]
     content = {"paper": "p", "place": "figure 1", "claim": "c", "columns": columns, "rows": ROWS}
     return make_table(
         {**content, "plot": plot, "x_title": "heads", "sizes": {"laptop": {"cost": ""}}},
@@ -87,6 +87,12 @@ def test_scores_are_drawn_by_length() -> None:
 def test_the_axis_of_scores_names_what_the_columns_measure() -> None:
     (chart,) = draw(table("length"), RECORD)
     assert any("bits" in json.dumps(layer["encoding"]) for layer in chart.spec()["layer"])
+
+
+@pytest.mark.parametrize(("longest", "wide"), [(20, False), (160, True)])
+def test_the_axis_of_lengths_is_logarithmic_over_a_wide_range(longest: int, wide: bool) -> None:
+    (chart,) = draw(table("length", longest), RECORD)
+    assert ('"type": "log"' in json.dumps(chart.spec()["layer"])) == wide
 
 
 def test_scores_are_drawn_by_updates_as_far_as_all_seeds_have_come() -> None:

@@ -53,8 +53,8 @@ def read_recipe(arguments: Sequence[str], parser: Parser) -> Any:
         raise InputError("--pattern replaces the pattern of a recipe file: give one of the two")
     elif given.init is not None:
         raise InputError(
-            f"a run starts from one model: {given.recipe} or --init {given.init}; "
-            "give one of them, without --init"
+            f"--init goes with a YAML file, got RECIPE {given.recipe}: give the folder "
+            f"{given.init} as RECIPE, or leave out --init"
         )
     elif os.path.isdir(given.recipe):
         init, given.pattern = given.recipe, ""

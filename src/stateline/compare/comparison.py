@@ -192,7 +192,8 @@ def _check(comparison: Comparison) -> None:
         at_least(1, match_length=comparison.match_length)
         if comparison.match not in ("flops", "state"):
             raise InputError(
-                f"match_length goes with match=flops or match=state, got match={comparison.match}"
+                "match_length goes with match=flops or match=state, got "
+                f"match={comparison.match}: leave it out, or choose one of them"
             )
     _check_protocol(comparison)
     if "seed" in comparison.train:

@@ -36,7 +36,7 @@ def draw(table: Table, record: TableRecord, runs: Sequence[RunRecord] = ()) -> l
     places = [(n, column.at) for n, column in columns if column.at is not None]
     headings = (record.columns[n].partition(" at ") for n, _ in places)
     unit = next((unit for unit, at, _ in headings if at), "score")  # of "bits per byte at 512"
-    wide = places[-1][1] >= 16 * places[0][1]
+    wide = bool(places) and places[-1][1] >= 16 * places[0][1]
     lengths = Axis(table.plot, "log2" if wide else "linear")
     return [_chart("chart", title, _by_length(record, models, places), lengths, unit)]
 

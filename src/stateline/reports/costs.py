@@ -127,7 +127,9 @@ def disturbance(results: Results) -> str:
 
 
 def best_costs(results: Results, found: Mapping[str, Measured], cost: Cost) -> list[str]:
-    """The model with the best cost, and all models whose spread overlaps its or that show the same.
+    """The model with the best cost, and all models whose spread overlaps its spread.
+
+    Of other costs than speeds, also models that show the same number.
 
     None if all do, or if speeds are not to be trusted.
     """

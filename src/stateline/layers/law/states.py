@@ -87,8 +87,9 @@ def ages_join(case: Case) -> Iterator[Finding]:
         )
         if shorter and longer:
             yield "all rows come out wrong"
-        told = "rows with different numbers of tokens are treated as equally long"
-        yield f"{told}: the {'longer' if longer else 'shorter'} rows come out wrong"
+        else:
+            told = "rows with different numbers of tokens are treated as equally long"
+            yield f"{told}: the {'longer' if longer else 'shorter'} rows come out wrong"
 
     worst = max(relative(y, wanted) for y in results)
     yield explained(clause, worst, case.limit, causes())
