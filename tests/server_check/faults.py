@@ -185,8 +185,6 @@ def wrong_rows_leave(engine: Engine) -> None:
         if engine._session is not None and len(places) < len(engine._rows):
             engine._session.select(places[::-1])
             engine._rows = [engine._rows[place] for place in places]
-        if not engine._rows:
-            engine._session = None
 
     engine._keep_rows = keep_rows  # type: ignore[method-assign]
 
