@@ -94,7 +94,8 @@ class Graphs:
             self._works, graph = isinstance(error, torch.OutOfMemoryError), None
             self.clear()
             reason = " ".join(str(error).split())[:200]
-            log.warning("decoding runs without graphs, kernel by kernel: %s", reason)
+            which = "steps of one size run" if self._works else "decoding runs"
+            log.warning("%s without graphs, kernel by kernel: %s", which, reason)
         if len(self._graphs) == MOST:
             del self._graphs[next(iter(self._graphs))]
         self._graphs[key] = graph

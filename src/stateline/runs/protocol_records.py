@@ -22,8 +22,12 @@ def matched_in(by: MatchedBy, length: int | None) -> str:
         ('state bytes at 2,000 tokens', 'FLOPs per token at the training length')
     """
     at = "at the training length" if length is None else f"at {length:,} tokens"
-    names = {"parameters": "parameters", "flops": f"FLOPs per token {at}"}
-    return {**names, "state": f"state bytes {at}", "none": ""}[by]
+    return {
+        "parameters": "parameters",
+        "flops": f"FLOPs per token {at}",
+        "state": f"state bytes {at}",
+        "none": "",
+    }[by]
 
 
 class ProtocolRecord(Record, frozen=True, kw_only=True):

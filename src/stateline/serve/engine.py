@@ -219,7 +219,7 @@ class Engine:
             raise InputError(
                 f"a text may have at most {limits.new_tokens} new tokens, got {row.new_tokens}"
             )
-        text = TextStream(self.tokenizer, row.stop, after=row.tokens)
+        text = TextStream(self.tokenizer, row.stop)  # until what it follows has been read
         reading = self.prefixes.pieces(row.tokens, row.after, row.salt)
         active = _ActiveRow(row, text, time.monotonic() + limits.seconds, reading)
         if row.after is None:
@@ -315,9 +315,8 @@ class Engine:
             except InputError as error:
                 out.append((active.row, Piece(error=error)))
                 continue
-            if not active.row.tokens:  # an empty turn follows the text before it
-                before = active.read.state.token.tolist()
-                active.text = TextStream(self.tokenizer, active.row.stop, after=before)
+            before = active.row.tokens or active.read.state.token.tolist()  # of an empty turn
+            active.text = TextStream(self.tokenizer, active.row.stop, after=before)
             self.metrics.read(len(active.row.tokens), active.read.reused)
             ready.append(active)
         if ready:
