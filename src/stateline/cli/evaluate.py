@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 WINDOW = 2048
 """Default window in tokens, if the state cannot be carried."""
 
+OPTIONS = {
+    "text files": ("chunk", "window", "stride"),
+    "--task": ("lengths", "batches"),
+    "--tasks": ("data", "tasks_path", "shots", "limit", "batch_size"),
+}
+"""Options by what the model is scored on, for those that not every kind has."""
+
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
@@ -38,21 +45,21 @@ def add_arguments(parser: Parser) -> None:
         "files", "texts in UTF-8; each is read from its beginning", nargs="*", default=[]
     )
     option = parser.option
-    option("chunk", int, 1024, "tokens read at a time if state is carried")
-    option("window", int, None, "tokens in a window; 0 carries state")
-    option("stride", int, None, "tokens between windows; default half")
+    option("chunk", int, 1024, "for text files: tokens read at a time if state is carried")
+    option("window", int, None, "for text files: tokens in a window; 0 carries state")
+    option("stride", int, None, "for text files: tokens between windows; default half")
     option("tokenizer", str, None, "tokenizer instead of the model's own")
     about = 'a task that models are trained on, such as "copying(max_len=15)", or own: the run\'s'
     option("task", str, None, about)
-    option("lengths", list[int], [], "lengths for --task; by default its own")
+    option("lengths", list[int], [], "for --task: lengths of its problems; by default its own")
     option("batches", int, 16, "for --task: batches of problems")
     option("tasks", list[str], [], "tasks, such as boolq rte lambada copy_50")
-    option("data", str, None, "folder with the files of tasks")
-    about = "folder with your tasks in YAML; trust it: it may name code and data on a network"
+    option("data", str, None, "for --tasks: folder with their files")
+    about = "for --tasks: your own in YAML; trust the folder: it may name code and network data"
     option("tasks_path", str, None, about)
-    option("shots", int, 0, "solved examples before each question")
-    option("limit", int, None, "largest number of examples of a task")
-    option("batch_size", int, 8, "contexts of a task that are read together")
+    option("shots", int, 0, "for --tasks: solved examples before each question")
+    option("limit", int, None, "for --tasks: largest number of examples of each")
+    option("batch_size", int, 8, "for --tasks: contexts that are read together")
     option("out", str, None, "JSON file for the scores")
     add_device_and_dtype(parser)
 
@@ -63,6 +70,11 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     on_task = given.task is not None or bool(given.lengths)
     if bool(given.files) + bool(given.tasks) + on_task != 1:
         raise InputError("give either text files, --task or --tasks to score the model on")
+    scored = "--task" if on_task else "--tasks" if given.tasks else "text files"
+    for kind, names in OPTIONS.items():
+        for name in names:
+            if kind != scored and given[name] != parser.get_default(name):
+                raise InputError(f"--{name} is for {kind}, not for {scored}: leave it out")
     user_folder(given.run)
     if given.tasks:
         _check_tasks(given)
@@ -128,8 +140,7 @@ def _score_tasks(given: Namespace) -> dict[str, Any]:
     from stateline.probe import Material, StatelineReader, is_probe, score_probe
 
     model, tokenizer = open_model(given, tokenizer=given.tokenizer)
-    names = ("data", "tasks_path", "shots", "limit", "batch_size")
-    settings = {name: given[name] for name in names}
+    settings = {name: given[name] for name in OPTIONS["--tasks"]}
     suites = [name for name in given.tasks if not is_probe(name)]
     metrics = run_suite(model, tokenizer, suites, **settings) if suites else []
     reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
