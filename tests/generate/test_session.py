@@ -217,6 +217,46 @@ def test_nan_is_refused_at_once_on_the_cpu(build: Build) -> None:
         session.step()
 
 
+def test_rows_with_nan_can_leave_while_the_others_go_on(build: Build) -> None:
+    made = build("h3(d_state=8)")
+    alone = generate(made, PROMPT, 4)[2].tolist()
+    session = Session(made, prefill(made, PROMPT))
+    found = [session.step(check=False).tokens[2]]
+    hook = made.norm.register_forward_hook(
+        lambda *given: given[2].index_fill(0, torch.tensor([0, 1]), float("nan"))
+    )
+    found.append(session.step(check=False).tokens[2])
+    hook.remove()
+    found.append(session.step(check=False).tokens[2])
+    assert session.nan_rows() == [0, 1]
+    assert session.nan_rows() == []
+    session.select([2])
+    found.append(session.step().tokens[0])
+    assert torch.stack(found).tolist() == alone
+
+
+@pytest.mark.parametrize("call", ["select", "join", "state"])
+def test_a_call_between_steps_reports_nan(build: Build, call: str) -> None:
+    made = build("h3(d_state=8)")
+    start = prefill(made, PROMPT)
+    session = Session(made, start)
+    made.norm.register_forward_hook(lambda *given: given[2] * float("nan"))
+    session.step(check=False)
+    with pytest.raises(InputError, match="the model gives NaN after 5 tokens"):
+        getattr(session, call)({"select": [0], "join": start, "state": [0]}[call])
+
+
+def test_an_earlier_state_is_free_of_later_nan(build: Build) -> None:
+    made = build("h3(d_state=8)")
+    start = prefill(made, PROMPT)
+    session = Session(made, start)
+    hook = made.norm.register_forward_hook(lambda *given: given[2] * float("nan"))
+    session.step(check=False)
+    hook.remove()
+    session.restore(start)
+    assert session.step().tokens.tolist() == generate(made, PROMPT, 1)[:, 0].tolist()
+
+
 def test_a_stream_yields_what_generate_returns(build: Build) -> None:
     made = build("h3(d_state=8) attention")
     choices = stream(made, PROMPT, 6, sampling=FREE, seed=3)

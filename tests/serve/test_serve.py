@@ -774,6 +774,34 @@ def test_a_model_that_gives_nan_fails_its_clients_and_not_the_server() -> None:
         assert client.send("/v1/models")[0] == 200
 
 
+def test_a_text_that_gives_nan_ends_alone() -> None:
+    model, sick = opinionated("lstm"), [97, 126]
+    with torch.no_grad():
+        model.embedding.weight[126] = float("nan")
+    found: dict[int, list[Piece]] = {2: [], 3: [], 4: []}
+    done = threading.Event()
+
+    def deliver(pieces: list[tuple[Row, Piece]]) -> None:
+        for row, piece in pieces:
+            found[len(row.tokens)].append(piece)
+        if all(pieces and (pieces[-1].finish or pieces[-1].error) for pieces in found.values()):
+            done.set()
+
+    kept = PrefixStates(model)
+    engine = Engine(ByteTokenizer(), kept, limits=Limits(), deliver=deliver, metrics=Metrics())
+    healthy = [[1, 2, 3], [4, 5, 6, 7]]
+    for tokens in (healthy[0], sick, healthy[1]):
+        engine.submit(Row(tokens, new_tokens=8, log_probs=0))
+    engine.start()
+    assert done.wait(60)
+    engine.stop()
+    (ended,) = found[2]
+    assert "the model gives NaN after 2 tokens" in str(ended.error)
+    for tokens in healthy:
+        made = [piece.log_probs[0].token for piece in found[len(tokens)]]
+        assert made == generate(model, torch.tensor([tokens]), 8)[0].tolist()
+
+
 def test_a_row_for_which_there_is_no_memory_fails_and_does_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

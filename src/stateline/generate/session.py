@@ -93,7 +93,9 @@ class Session:
     Rows may leave (:meth:`select`) and join (:meth:`join`) between two steps, as in a server.
 
     On a GPU a step does not wait for its result. NaN logits are therefore found up to
-    ``CHECK_EVERY`` steps late there, or at :meth:`check` and :meth:`state`; on the CPU at once.
+    ``CHECK_EVERY`` steps late there, or at :meth:`check`, :meth:`state`, :meth:`select` and
+    :meth:`join`; on the CPU at once. A server, whose rows belong to different clients, asks
+    :meth:`nan_rows` instead.
 
     Args:
         model: A language model in evaluation mode.
@@ -163,8 +165,12 @@ class Session:
         self._memory = Memory(self.model, every=True)  # a graph has the addresses of all weights
 
     @torch.inference_mode()
-    def step(self) -> Choice:
+    def step(self, *, check: bool = True) -> Choice:
         """Feed the last token of each row, and choose the next.
+
+        Args:
+            check: Raise an error if logits are NaN. Otherwise such a row goes on with any tokens,
+                until :meth:`nan_rows` is asked.
 
         Raises:
             InputError: If logits are NaN, all rows have left, the model was cast or moved, or it
@@ -183,7 +189,7 @@ class Session:
             with unchecked() if self._fits else nullcontext():
                 logits, after = self._run(state.token, state.model)
         self._fits = True
-        self._watch(logits)
+        self._watch(logits, check)
         numbers, random = self._draw()
         tokens = self._choose(logits, numbers, state.seen)
         state.seen.scatter_(1, tokens[:, None], True)
@@ -197,8 +203,9 @@ class Session:
         """Keep only some rows, in the given order.
 
         Raises:
-            InputError: If there is no such row.
+            InputError: If there is no such row, or logits were NaN.
         """
+        self.check()
         rows = select_rows(torch.arange(len(self._lengths)), rows).tolist()  # also from a mask
         self._state = select_rows(self._state, rows)
         self._lengths = [self._lengths[row] for row in rows]
@@ -220,9 +227,10 @@ class Session:
                 was given one for all rows, else greedily.
 
         Raises:
-            InputError: If the state is of another kind of model or on another device, or there is
-                not one sampling per row. The session then stays as it was.
+            InputError: If the state is of another kind of model or on another device, there is not
+                one sampling per row, or logits were NaN. The session then stays as it was.
         """
+        self.check()
         _check_form(self._form, state)
         parts, lengths = [state], _lengths(state)
         if self._lengths:
@@ -248,6 +256,7 @@ class Session:
                 f"{len(lengths)}: select rows of the session first, or begin a new one"
             )
         self._state, self._free, self._lengths = state, 0, lengths
+        self._first_nan = None
         self._rows_changed()
 
     @torch.no_grad()
@@ -268,10 +277,21 @@ class Session:
         """Wait for the steps so far, and raise InputError if one of them gave NaN."""
         if self._first_nan is None:
             return
-        first = int(self._first_nan)
+        first = int(self._first_nan.min())
         self._first_nan = None
         if first != _NEVER:
             raise output_is_nan(first)
+
+    def nan_rows(self) -> list[int]:
+        """Wait for the steps so far, and find the rows whose logits were NaN since the last check.
+
+        No row depends on another, so the others are right; these can only leave (:meth:`select`).
+        """
+        if self._first_nan is None:
+            return []
+        found = self._first_nan != _NEVER
+        self._first_nan = None
+        return found.nonzero()[:, 0].tolist()
 
     def _own(self, state: SessionState) -> SessionState:
         """The state with every tensor in its own precision."""
@@ -356,17 +376,15 @@ class Session:
         self._next += 1
         return self._numbers[:, self._next - 1], random + self._advance
 
-    def _watch(self, logits: Tensor) -> None:
+    def _watch(self, logits: Tensor, check: bool) -> None:
         """Find NaN: at once where that is free, otherwise at regular steps."""
-        length, largest = max(self._lengths), logits.amax()  # NaN, if any of them is
-        if values_at_hand(logits):
-            if math.isnan(largest):
-                raise output_is_nan(length)
+        at_hand, length = values_at_hand(logits), max(self._lengths)
+        if at_hand and not math.isnan(logits.amax()):  # NaN, if any of them is
             return
-        here = torch.where(largest.isnan(), length, _NEVER)
+        here = torch.where(logits.amax(dim=-1).isnan(), length, _NEVER)
         before = self._first_nan
         self._first_nan = here if before is None else torch.minimum(before, here)
-        if length % CHECK_EVERY == 0:
+        if check and (at_hand or length % CHECK_EVERY == 0):
             self.check()
 
 

@@ -21,6 +21,7 @@ from stateline.generate import (
     check_length,
     seeded,
 )
+from stateline.generate.session import output_is_nan
 from stateline.layers import cat_states
 from stateline.serve.metrics import Metrics
 
@@ -342,12 +343,16 @@ class Engine:
         """Decode one token of each row."""
         assert self._session is not None
         begin = time.perf_counter()
-        choice = self._session.step()
-        self._session.check()
+        choice = self._session.step(check=False)
+        nan_rows = self._session.nan_rows()
         log_probs = _log_probs(choice, [active.row.log_probs for active in self._rows])
         staying, now = [], time.monotonic()
         for place, token in enumerate(choice.tokens.tolist()):
             active = self._rows[place]
+            if place in nan_rows:
+                error = output_is_nan(active.length + active.made)
+                out.append((active.row, Piece(error=error)))
+                continue
             finish, text = self._push(active, token, late=now > active.end)
             if finish:
                 state = self._session.state([place])
