@@ -36,9 +36,6 @@ def import_code(spec: str, *, record: bool = True) -> ModuleType:
         record: Whether runs need this code: it is then imported in workers, and listed in the
             folders of runs.
 
-    Returns:
-        The module.
-
     Raises:
         InputError: If there is no such file or module, or if the code in it fails: the message
             names the file and the line, and quotes the original error.

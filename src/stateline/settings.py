@@ -27,9 +27,6 @@ def construct(
             the word but not the value.
         *given: Positional arguments.
 
-    Returns:
-        What ``build`` returns.
-
     Raises:
         InputError: If a keyword is unknown or a value has the wrong type.
     """

@@ -91,9 +91,6 @@ def interleave(
             warmed up.
         clock: Measures seconds on a CPU, by default wall-clock time; ``time.process_time`` counts
             the work of this process alone.
-
-    Returns:
-        The timing of each candidate.
     """
     if not candidates:
         return {}

@@ -77,15 +77,12 @@ FORMATS: dict[str, Callable[[Chart], bytes]] = {
 
 
 def write_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write each chart into a folder, in each of the formats.
+    """Write each chart into a folder, in each of the formats, and return the files.
 
     Args:
         charts: The charts to write; the files have their names.
         folder: Where; files of the same names are replaced.
         formats: Keys of :data:`FORMATS`.
-
-    Returns:
-        The files.
 
     Raises:
         InputError: If a file cannot be written, or images cannot be drawn.

@@ -28,9 +28,6 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             and ``vocab.bpe`` (or ``merges.txt``). The file ``tokenizer_config.json`` beside one of
             Hugging Face names its end-of-text token.
 
-    Returns:
-        The tokenizer.
-
     Raises:
         InputError: If there is none, if its file is damaged, or if the package ``tokenizers`` is
             needed and missing.

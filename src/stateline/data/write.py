@@ -72,9 +72,6 @@ def write_corpus(
         workers: Number of processes; by default one per core.
         progress: Called whenever a shard is done.
 
-    Returns:
-        The corpus.
-
     Raises:
         InputError: If a source cannot be used, or the folder holds another corpus or cannot be
             written to.

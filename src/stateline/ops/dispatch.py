@@ -45,9 +45,6 @@ def dispatch(
         backend: A backend that must run the call, or ``"auto"``: the preferred one
             (:func:`use_backend`, environment) if it can, else the first one that can and gains.
 
-    Returns:
-        What the function of that backend returns.
-
     Raises:
         InputError: If the op has no backend of that name, or it cannot run this call.
     """

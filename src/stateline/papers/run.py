@@ -68,9 +68,6 @@ def run_jobs(
         engine: Where jobs are trained.
         news: Is called while they run.
 
-    Returns:
-        The result of each job.
-
     Raises:
         InputError: If a job cannot be run.
     """

@@ -84,15 +84,12 @@ def write_report(
 
 
 def export_charts(results: Results, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write the charts of a report as files.
+    """Write the charts of a report as files, and return these.
 
     Args:
         results: What the report shows.
         folder: Where; files of the same names are replaced.
         formats: ``png``, ``svg``, ``csv`` (the data) or ``json`` (the Vega-Lite specification).
-
-    Returns:
-        The files.
 
     Raises:
         InputError: If a file cannot be written.

@@ -166,9 +166,6 @@ def make_task(text: str, *, seed: int = 0) -> Task:
         text: For example ``"copying"`` or ``"copying(max_len=15)"``, in the grammar of patterns.
         seed: Fixes every batch; not negative.
 
-    Returns:
-        The task.
-
     Raises:
         InputError: If the text is malformed or is not exactly one task, if the task or a keyword
             is unknown, or if a value cannot be used.

@@ -73,9 +73,6 @@ def train(
         on_log: Called with every line of metrics, in the main process.
         interrupted: Called after every update; if it returns true, the run saves and stops.
 
-    Returns:
-        The outcome.
-
     Raises:
         TrainingDiverged: If the loss, its gradient or a weight is no longer finite; the message
             names the step and the last good checkpoint.

@@ -42,9 +42,6 @@ def read(path: Path, update: Updater, defined_by: Mapping[str, Any]) -> Progress
         update: The model, its optimizer and the state that it carries.
         defined_by: What defines the run, as plain data.
 
-    Returns:
-        The progress.
-
     Raises:
         InputError: If the checkpoint is damaged, with the newest older one that is whole; or if it
             is of another run.

@@ -126,9 +126,6 @@ def attend_by_block(
         phase: Offset of each row's first query in its block.
         block_len: Number of queries in a block.
         dropout: Probability that a weight is dropped.
-
-    Returns:
-        Outputs of all heads.
     """
     (batch, length), blocks = q.shape[:2], k.shape[1]
     if length == 1:

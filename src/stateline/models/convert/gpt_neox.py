@@ -117,9 +117,6 @@ def gpt_neox_config(settings: Settings) -> ModelConfig:
             ``alibi``, ``hard_alibi``, or ``rope``, which is GPT-NeoX itself) and
             ``masked_heads``; their settings of rotary positions are ignored.
 
-    Returns:
-        The configuration.
-
     Raises:
         InputError: If a setting is missing, or one that is there has no counterpart.
 

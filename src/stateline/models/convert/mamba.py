@@ -180,9 +180,6 @@ def mamba_config(settings: Settings) -> ModelConfig:
         settings: As in its ``config.json``; what may be missing there has the value that
             transformers gives it.
 
-    Returns:
-        The configuration.
-
     Raises:
         InputError: If a setting is missing, or one that is there has no counterpart.
 
@@ -199,9 +196,6 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
 
     Args:
         settings: As in its ``config.json``. The vocabulary is padded to a multiple, as there.
-
-    Returns:
-        The configuration.
 
     Raises:
         InputError: If a setting is missing, or one that is there has no counterpart.

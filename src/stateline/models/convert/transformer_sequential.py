@@ -29,9 +29,6 @@ def transformer_sequential_config(settings: Settings) -> ModelConfig:
             ``transformer_xl``); for ``ladder`` also ``order``, the order in which layers run; for
             ``cached_staircase`` also ``M`` and ``global_cache``.
 
-    Returns:
-        The configuration.
-
     Raises:
         InputError: If the arguments ask for a model that we do not have.
 
