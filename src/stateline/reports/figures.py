@@ -52,47 +52,35 @@ def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
     metric, levels = words(task.metric), _levels(task)
     here = Level("trained", x=task.train_length)
     steps = Axis("training step", form=",.4~r")
+    since = "Each point: the score since the previous point."
     bits = "The state is rounded just before the last token of the prompt."
+    draw = partial(_chart, results, task)
     drawn = [
-        _chart(
-            results,
-            task,
+        draw(
             ("by-length", f"{metric} by length", _scored(task)),
             series.by_length,
             (Axis("length, in the task's unit", "log2"), score_axis(task)),
             [*levels, here],
         ),
-        _chart(
-            results,
-            task,
+        draw(
             ("while-training", f"{metric} during training", []),
             partial(series.by_step, field="metric"),
-            (steps, score_axis(task, f"{words(task.metric)} at length {task.train_length}")),
+            (steps, score_axis(task, f"{metric} at length {task.train_length}")),
             levels,
         ),
-        _chart(
-            results,
-            task,
+        draw(
             ("loss", "loss during training", []),
             partial(series.by_step, field="loss"),
             (steps, Axis("training loss (nats per token)")),
         ),
         *scaling_charts(results, task, task_name(results, task)),
-        _chart(
-            results,
-            task,
-            (
-                "by-position",
-                f"{metric} by position",
-                ["Each point: the score since the previous point."],
-            ),
+        draw(
+            ("by-position", f"{metric} by position", [since]),
             series.by_position,
             (Axis("position (tokens)", "log2"), score_axis(task)),
             [here],
         ),
-        _chart(
-            results,
-            task,
+        draw(
             ("by-bits", f"{metric} by bits per number of the state", [bits]),
             series.by_bits,
             (Axis("bits per number of the state"), score_axis(task)),
