@@ -172,10 +172,7 @@ def _lines(
 
 
 def _marks(
-    models: Sequence[Model],
-    rows: Sequence[Row],
-    axes: tuple[Axis, Axis],
-    spread: tuple[str, str],
+    models: Sequence[Model], rows: Sequence[Row], axes: tuple[Axis, Axis], spread: tuple[str, str]
 ) -> list[alt.Chart]:
     """Marks, and larger areas around them that react to the pointer."""
     x, y = axes

@@ -26,10 +26,7 @@ def transformers_package() -> Any:
 
 
 def load_hugging_face(
-    folder: str | Path,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> Any:
     """Read a causal language model from a local folder; no code of the folder is run.
 

@@ -81,9 +81,7 @@ def _kept_bytes(layer: nn.Module, x: Tensor) -> int:
 
 
 def match_width(
-    config: ModelConfig,
-    wanted: float,
-    measure: Callable[[ModelConfig], float] = count_parameters,
+    config: ModelConfig, wanted: float, measure: Callable[[ModelConfig], float] = count_parameters
 ) -> ModelConfig:
     """Choose the width whose size is nearest to the wanted one.
 

@@ -282,11 +282,7 @@ def _answer_limits(
 
 
 def _answers(
-    reader: Reader,
-    probe: Probe,
-    prompts: Sequence[Sequence[int]],
-    limits: Sequence[int],
-    rows: int,
+    reader: Reader, probe: Probe, prompts: Sequence[Sequence[int]], limits: Sequence[int], rows: int
 ) -> list[str]:
     """Answers to all prompts, prompts of similar length together."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)

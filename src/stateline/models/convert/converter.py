@@ -57,10 +57,7 @@ class Converter(NamedTuple):
         return {**self.read_off({name: tuple(t.shape) for name, t in tensors}), **settings}
 
     def read(
-        self,
-        tensors: Mapping[str, Tensor],
-        settings: Settings,
-        dtype: torch.dtype | None = None,
+        self, tensors: Mapping[str, Tensor], settings: Settings, dtype: torch.dtype | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Our tensors from official ones, one at a time, by completed settings.
 

@@ -124,11 +124,7 @@ _KIMI_FIELDS = Fields(
     # nothing is rotated
     f"{fields.ROPE} head_dim num_nextn_predict_layers output_router_logits qk_head_dim "
     "use_grouped_topk",
-    {
-        "latent_attention.position": "none",
-        "moe.scores": "sigmoid",
-        "moe.correction": True,
-    },
+    {"latent_attention.position": "none", "moe.scores": "sigmoid", "moe.correction": True},
 )
 
 _PLACES = ("full_attn", "linear_attn", "mlp")

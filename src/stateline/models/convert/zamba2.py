@@ -10,15 +10,7 @@ from stateline.models.convert import fields
 from stateline.models.convert.converter import family
 from stateline.models.convert.decoder_parts import decoder_parts
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings
-from stateline.models.convert.parts import (
-    Layer,
-    Names,
-    Part,
-    Place,
-    Written,
-    groups,
-    inner_width,
-)
+from stateline.models.convert.parts import Layer, Names, Part, Place, Written, groups, inner_width
 from stateline.models.convert.weights import count, flag
 from stateline.models.pattern import runs
 
