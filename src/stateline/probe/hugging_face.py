@@ -12,7 +12,7 @@ from stateline.errors import InputError
 from stateline.files import user_path
 from stateline.hf_check import padding_error, steps_error
 from stateline.hf_check.load import HUGGING_FACE, load_hugging_face, transformers_package
-from stateline.probe.reader import Reader
+from stateline.probe.reader import Reader, Tokens
 
 LIMIT = 0.05
 """Relative error of logits above which rows are not padded, or not batched."""
@@ -70,17 +70,12 @@ class HuggingFaceReader(Reader):
         """The tokens of a prompt, with the special tokens that the tokenizer adds."""
         return list(self.tokenizer(text)["input_ids"])
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Tokens) -> str:
         """The text of tokens, as it is."""
         return self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
 
     def answer(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: Sequence[int],
-        stop: str,
-        *,
-        never_empty: bool,
+        self, prompts: Sequence[Tokens], new_tokens: Sequence[int], stop: str, *, never_empty: bool
     ) -> list[str]:
         """Continue prompts with ``generate``."""
         answers = [""] * len(prompts)
@@ -91,7 +86,7 @@ class HuggingFaceReader(Reader):
                 answers[row] = self._text(tokens, new_tokens[row]).split(stop)[0]
         return answers
 
-    def _finished(self, tokens: Sequence[int], limit: int, stop: str) -> bool:
+    def _finished(self, tokens: Tokens, limit: int, stop: str) -> bool:
         """Whether no further token can change an answer."""
         return (
             len(tokens) >= limit
@@ -99,13 +94,13 @@ class HuggingFaceReader(Reader):
             or stop in self.decode(list(tokens[-_TAIL:]))
         )
 
-    def _text(self, tokens: Sequence[int], limit: int) -> str:
+    def _text(self, tokens: Tokens, limit: int) -> str:
         """The text of new tokens up to the limit or to an end token."""
         kept = list(tokens[:limit])
         ends = (place for place, token in enumerate(kept) if token in self.end)
         return self.decode(kept[: next(ends, len(kept))])
 
-    def _groups(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    def _groups(self, prompts: Sequence[Tokens]) -> list[list[int]]:
         """Rows that may share a call."""
         if self.batching == "padded":
             return [list(range(len(prompts)))]
@@ -117,7 +112,7 @@ class HuggingFaceReader(Reader):
         return list(groups.values())
 
     def _generate(
-        self, prompts: Sequence[Sequence[int]], limits: Sequence[int], stop: str, never_empty: bool
+        self, prompts: Sequence[Tokens], limits: Sequence[int], stop: str, never_empty: bool
     ) -> Tensor:
         """The new tokens; after the end of a row there is padding."""
         package, length = transformers_package(), max(map(len, prompts))

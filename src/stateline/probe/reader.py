@@ -7,6 +7,9 @@ from stateline.data import Tokenizer
 from stateline.generate import answer
 from stateline.models.language_model import LanguageModel
 
+Tokens = Sequence[int]
+"""The tokens of a text."""
+
 
 class Reader(ABC):
     """A language model with its tokenizer.
@@ -26,7 +29,7 @@ class Reader(ABC):
         """The tokens of a text, without special tokens."""
 
     @abstractmethod
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Tokens) -> str:
         """The text of tokens."""
 
     def prompt(self, text: str) -> list[int]:
@@ -35,12 +38,7 @@ class Reader(ABC):
 
     @abstractmethod
     def answer(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: Sequence[int],
-        stop: str,
-        *,
-        never_empty: bool,
+        self, prompts: Sequence[Tokens], new_tokens: Sequence[int], stop: str, *, never_empty: bool
     ) -> list[str]:
         """Continue prompts greedily; the other prompts do not change an answer.
 
@@ -73,17 +71,12 @@ class StatelineReader(Reader):
         """The tokens of a text."""
         return self.tokenizer.encode(text).tolist()
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Tokens) -> str:
         """The text of tokens."""
         return self.tokenizer.decode(tokens)
 
     def answer(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: Sequence[int],
-        stop: str,
-        *,
-        never_empty: bool,
+        self, prompts: Sequence[Tokens], new_tokens: Sequence[int], stop: str, *, never_empty: bool
     ) -> list[str]:
         """Continue prompts; rows that are finished leave the batch."""
         return answer(

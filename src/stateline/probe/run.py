@@ -19,7 +19,7 @@ from stateline.files import check_writable, regular_file, sole_writer, write_tex
 from stateline.probe.load import fingerprint
 from stateline.probe.material import Material
 from stateline.probe.prompts import Example
-from stateline.probe.reader import Reader
+from stateline.probe.reader import Reader, Tokens
 from stateline.probe.results import FORMAT, Point, ProbeResults, Sample
 from stateline.probe.tasks import PROBES, NoExamples, Probe, check_length, make_examples
 from stateline.runs.results import from_json, to_json
@@ -267,7 +267,7 @@ def _measure(
 
 
 def _answer_limits(
-    reader: Reader, probe: Probe, examples: Sequence[Example], prompts: Sequence[Sequence[int]]
+    reader: Reader, probe: Probe, examples: Sequence[Example], prompts: Sequence[Tokens]
 ) -> tuple[list[int], str]:
     """New tokens of each answer, and why a model cannot give them; empty if it can."""
     limits = [probe.new_tokens(len(prompt)) for prompt in prompts]
@@ -282,7 +282,7 @@ def _answer_limits(
 
 
 def _answers(
-    reader: Reader, probe: Probe, prompts: Sequence[Sequence[int]], limits: Sequence[int], rows: int
+    reader: Reader, probe: Probe, prompts: Sequence[Tokens], limits: Sequence[int], rows: int
 ) -> list[str]:
     """Answers to all prompts, prompts of similar length together."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
