@@ -36,6 +36,9 @@ REMEMBERED = 4096
 """Signatures that a function remembers before it forgets all of them."""
 
 _ARGUMENTS = {
+    "x": "Signals.",
+    "u": "Input signal.",
+    "weights": "Weights.",
     "state": """State before the first token, at least float32; ``None`` is the zero state.""",
     "starts": """True where a document begins, whose state before it is zero: see
             :meth:`stateline.layers.SequenceLayer.forward`.""",
@@ -69,8 +72,8 @@ def door(*rules: Rule) -> Callable[[Callable[P, T]], Callable[P, T]]:
             wrong, or an empty string. They may depend on shapes, dtypes and plain values alone.
 
     Returns:
-        The decorator. Under ``torch.compile`` nothing is checked. It documents the arguments
-        ``state``, ``starts`` and ``backend``, and the error, where the docstring does not.
+        The decorator. Under ``torch.compile`` nothing is checked. It documents the arguments that
+        many ops have, such as ``state``, and the error, where the docstring does not.
 
     Example:
         >>> from jaxtyping import Float

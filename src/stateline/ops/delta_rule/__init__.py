@@ -83,9 +83,6 @@ def delta_rule(
 
     Computed in the dtype of the state.
 
-    Args:
-        x: Signals.
-
     Returns:
         Outputs in the dtype of ``v``, and the state after the last token.
 

@@ -68,10 +68,6 @@ def dplr_ssm(
 ) -> tuple[Float[Tensor, "*batch length output"], Any]:
     """Response to a sequence, or to the next chunk of one.
 
-    Args:
-        u: Input signal.
-        weights: Weights.
-
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input: ``None`` if no
         state was given, for it would have to be computed.

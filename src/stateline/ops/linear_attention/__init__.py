@@ -109,9 +109,6 @@ def linear_attention(
 
     Computed in the dtype of the state.
 
-    Args:
-        x: Signals.
-
     Returns:
         Outputs in the dtype of ``v``, and the state after the last token.
 
