@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
@@ -28,7 +29,7 @@ from stateline.train.folder import found
 from stateline.train.loop import ALONE, train
 from stateline.train.metrics import METRICS
 from stateline.train.optimizer import make_optimizer
-from stateline.train.processes import Processes, join_processes, shard
+from stateline.train.processes import Processes, join_processes, own_rows, shard
 from stateline.train.segment import Segment
 from tests.tasks.small_data import answers
 from tests.train.held import forked, held
@@ -275,6 +276,67 @@ def test_shards_lie_between_ddp_and_fsdp(settings: dict[str, Any], shards: int) 
 def test_a_number_of_shards_that_leaves_processes_over_is_refused() -> None:
     with pytest.raises(InputError, match="must divide the number of processes, which is 8, got 3"):
         Processes(count=8).shards(TrainConfig(shard=3))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("rows", [8, 7, 5, 1])
+def test_rows_that_are_no_multiple_of_the_processes_have_their_places(rank: int, rows: int) -> None:
+    dist.init_process_group("fake", FakeStore(), rank=rank, world_size=4)
+    try:
+        whole, mesh = torch.arange(3 * rows).view(rows, 3), init_device_mesh("cpu", (4,))
+        own, first = own_rows(distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None))
+    finally:
+        dist.destroy_process_group()
+    assert own.flatten().equal(whole.flatten()[first : first + own.numel()])
+    assert first + own.numel() <= whole.numel()
+    assert len(own) == len(dict(enumerate(whole.chunk(4))).get(rank, []))
+
+
+def test_copies_of_the_model_are_counted_before_their_shards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mesh, sharded = Mock(), Mock()
+    monkeypatch.setattr("stateline.train.processes.init_device_mesh", mesh)
+    monkeypatch.setattr("stateline.train.processes.shard", sharded)
+    segment = Segment(LanguageModel(ModelConfig("lstm", 11, d_model=8)), torch.bfloat16)
+    for shards in (2, 8):
+        assert Processes(count=8).wrap(segment, shards) is segment
+    assert [call.args for call in mesh.mock_calls] == [("cpu", (4, 2)), ("cpu", (8,))]
+    sharded.assert_called_with(segment.model, mesh.return_value, torch.bfloat16)
+
+
+@pytest.mark.parametrize("error", ["out of memory", "[../third_party/gloo/transport/tcp] closed"])
+def test_only_a_lost_connection_is_the_end_of_another_process(
+    error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateline.train.processes.dist", Mock())
+    for name, value in {
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    expected = RuntimeError if error == "out of memory" else InputError
+    with pytest.raises(expected) as caught, join_processes("cpu"):
+        raise RuntimeError(error)
+    assert caught.type is expected
+
+
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stateline.train.processes.resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with (
+        pytest.raises(InputError, match="a GPU for each process, and there are 1: start fewer"),
+        join_processes("cuda"),
+    ):
+        pass
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with join_processes("cuda") as processes:
+        assert processes.device == torch.device("cuda", 0)
 
 
 @pytest.mark.slow
