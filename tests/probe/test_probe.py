@@ -34,6 +34,7 @@ from stateline.probe import (
 )
 from stateline.probe.load import fingerprint
 from stateline.probe.results import FORMAT
+from stateline.probe.tasks import check_length
 
 if not torch.cuda.is_available():  # the simulated device cannot stand beside a GPU
     from tests.devices import watch
@@ -118,6 +119,8 @@ def test_names_are_drawn_by_their_frequency(sources: Path) -> None:
     last = Counter(line.split(":")[0].split()[1] for book in books for line in book.splitlines())
     shares = [last[name] / 1000 for name in ("Smith", "Lee", "Fox", "Ray")]
     assert shares == pytest.approx([0.357, 0.286, 0.214, 0.143], abs=0.05)
+    first = Counter(line.split()[0] for book in books for line in book.splitlines())
+    assert (first["John"] + first["Bob"]) / 1000 == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_shuffled_copy_has_the_tokens_of_a_window(sources: Path) -> None:
@@ -130,6 +133,14 @@ def test_a_shuffled_copy_has_the_tokens_of_a_window(sources: Path) -> None:
         for prompt, (rest,) in (plain, mixed):
             first, second, word = prompt.split("\n\n")
             assert first == second == f"{word} {rest}"
+
+
+def test_windows_lie_anywhere_and_hold_two_words(sources: Path) -> None:
+    copies = [prompt.split("\n\n")[0] for prompt, _ in examples("copy", 4, sources)]
+    assert len(set(copies)) > 5
+    assert all(" " in text for text in copies)
+    with pytest.raises(InputError, match="no 1 tokens of the text hold two words"):
+        examples("copy", 1, sources)
 
 
 def test_letters_are_uniform_and_as_many_as_asked_for(sources: Path) -> None:
@@ -150,6 +161,8 @@ def test_passages_are_binned_by_their_tokens(sources: Path) -> None:
         assert asked.endswith("\nAnswer: ")
         assert asked.split()[3] != shown.split()[3]
         assert len(accepted) == 2
+    asked_for = {prompt.split()[-2] for prompt, _ in examples("squad", 50, sources)}
+    assert asked_for == {"one?", "two?", "three?"}
     with pytest.raises(InputError, match="no passage has 451 to 500 tokens: the 3 passages have"):
         examples("squad", 500, sources)
 
@@ -168,6 +181,22 @@ def test_examples_depend_on_seed_and_length_alone(sources: Path) -> None:
     assert examples("letters", 9, sources) == examples("letters", 9, sources)
     assert examples("letters", 9, sources) != examples("letters", 9, sources, seed="1")
     assert examples("letters", 9, sources, n=3) == examples("letters", 9, sources)[:3]
+    (nine,), (ten,) = (examples("letters", n, sources, n=1) for n in (9, 10))
+    assert not ten.prompt.startswith(nine.prompt.split("\n\n")[0])
+
+
+def test_the_length_of_all_examples_together_is_limited() -> None:
+    check_length("letters", 1 << 20, 32)
+    with pytest.raises(InputError, match="33 examples of letters may have up to 33,554,432"):
+        check_length("letters", 1 << 20, 33)
+
+
+def test_the_sample_is_the_end_of_a_long_prompt() -> None:
+    asked = plan("letters", lengths=[200])
+    (point,) = run_probes(asked, Material(None), Oracle, Path("out")).points
+    assert point.sample is not None
+    accepted, prompt = point.sample.accepted[0], point.sample.prompt
+    assert prompt[:-3] == accepted[3 - len(prompt) :]
 
 
 @pytest.mark.parametrize(
@@ -325,6 +354,7 @@ def test_a_damaged_line_of_documents_is_one_line(line: str, reason: str, tmp_pat
     [
         ("phone_book", "names/dist.all.last", "", "must not be negative, with a sum above 0"),
         ("phone_book", "names/dist.all.last", "LEE nan", "with a sum above 0"),
+        ("phone_book", "names/dist.all.last", "LEE inf", "with a sum above 0"),
         ("phone_book", "names/dist.all.last", "LEE -1\nFOX 2", "must not be negative"),
         ("phone_book", "names/dist.all.last", "LEE", "must hold a name and its frequency"),
         ("copy", "text/play.txt", b"\xff", "is not UTF-8 text"),
@@ -345,6 +375,19 @@ def test_a_line_separator_inside_of_a_document_ends_no_line(tmp_path: Path) -> N
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "play.jsonl").write_text('{"text": "a\u2028b"}\n\n{"text": "c"}\n')
     assert Material(tmp_path).documents == ["a\u2028b", "c"]
+
+
+def test_a_document_of_plain_text_ends_at_the_first_blank_line_after_its_length(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "text").mkdir()
+    for name in "caebd":  # no order that a folder may have by itself
+        (tmp_path / "text" / f"{name}.txt").write_text(f"{name * 2000}\n\nto be\n\nor not")
+    (tmp_path / "text" / "f.txt").write_text("f" * 2000 + "\n\n")
+    documents = Material(tmp_path).documents
+    assert documents[:2] == ["a" * 2000 + "\n\n", "to be\n\nor not\n\n"]
+    assert [document[0] for document in documents[::2]] == list("abcdef")
+    assert len(documents) == 11
 
 
 def test_damaged_results_are_one_line() -> None:
