@@ -279,6 +279,24 @@ def test_a_number_of_shards_that_leaves_processes_over_is_refused() -> None:
 
 
 @pytest.mark.cpu
+def test_weights_that_fsdp_pads_are_gathered_as_they_are() -> None:
+    dist.init_process_group("fake", FakeStore(), rank=0, world_size=2)
+    try:
+        model = LanguageModel(ModelConfig("mamba(dt_rank=3)", 11, d_model=8))
+        shard(model, init_device_mesh("cpu", (2,)), torch.bfloat16)
+        rounded = {
+            name: hasattr(module.weight._local_tensor, "fsdp_pre_all_gather")
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear)
+        }
+    finally:
+        dist.destroy_process_group()
+    (padded,) = (name for name, is_rounded in rounded.items() if not is_rounded)
+    assert padded.endswith("x_proj")  # of 35 rows
+    assert len(rounded) > 1
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("rows", [8, 7, 5, 1])
 def test_rows_that_are_no_multiple_of_the_processes_have_their_places(rank: int, rows: int) -> None:
