@@ -456,6 +456,28 @@ class TestOpening:
         assert "\n" not in str(caught.value)
         assert "repeat the command that made it" in str(caught.value)
 
+    @pytest.mark.parametrize(
+        ("key", "change", "message"),
+        [
+            ("names", lambda own: own[1:], "number of documents differs"),
+            ("tokens", lambda own: [own[0] + 1, *own[1:]], "its sizes differ from the sizes in"),
+            ("bytes", lambda own: [0 for _ in own], "it has tokens but no bytes"),
+        ],
+    )
+    def test_documents_that_do_not_fit_the_index_are_refused(
+        self, out: Path, key: str, change: Callable[[list[Any]], list[Any]], message: str
+    ) -> None:
+        described, index = (
+            json.loads((out / name).read_text()) for name in ("train-00001.json", "index.json")
+        )
+        described[key] = change(described[key])
+        (out / "train-00001.json").write_text(json.dumps(described))
+        if key == "bytes":
+            index["splits"]["train"][1]["bytes"] = 0
+            (out / "index.json").write_text(json.dumps(index))
+        with pytest.raises(InputError, match=f"train-00001.json is damaged: .*{message}"):
+            open_corpus(out)
+
     def test_tokens_outside_the_vocabulary_are_found_before_training(
         self, source: Path, tmp_path: Path
     ) -> None:
