@@ -47,6 +47,10 @@ def test_a_file_that_is_named_is_read_whatever_is_in_it(write: Write) -> None:
     assert texts(write("books", a=b"\0\xff") / "a") == {"a": "\0\udcff"}
 
 
+def test_a_character_that_is_cut_at_the_end_of_a_file_is_kept(write: Write) -> None:
+    assert texts(write("books", a=b"ab\xf0\x9f")) == {"books/a": "ab\udcf0\udc9f"}
+
+
 def test_a_file_with_nothing_but_a_byte_order_mark_is_empty(write: Write) -> None:
     root = write("books", a="alpha", mark=codecs.BOM_UTF8)
     assert texts(root) == {"books/a": "alpha"}
