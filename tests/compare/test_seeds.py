@@ -48,7 +48,8 @@ def planted(
     seeds, done = Seeds(wanted, jobs, {"t": of}), list[Any]()
     while waiting := [job for job in jobs if seeds.is_asked(job) and job not in done]:
         for job in waiting:
-            value = scores[job.label][job.training.seed]
+            value: float | None = scores[job.label][job.training.seed]
+            value = None if value != value else value  # training diverged
             seeds.after(job, SimpleNamespace(by_length={8: {of.metric: value}}))  # type: ignore[arg-type]
             done.append(job)
     spent = {m: own[: sum(job.label == m for job in done)] for m, own in scores.items()}
@@ -110,7 +111,7 @@ def test_unequal_models_are_told_apart_with_fewer_seeds_than_six_for_all() -> No
 def test_models_that_are_clearly_worse_get_no_more_seeds() -> None:
     draws = {"a": normal(0.6, 0.02), "b": normal(0.6, 0.02), "far": measured(0.1)}
     _, best = planted(draws, 0, task(solved_at=None))
-    assert best < 3 * MOST
+    assert best == 2 * MOST + 3
 
 
 def fixed(*scores: float) -> Draw:
@@ -127,6 +128,22 @@ def test_seeds_that_agree_by_chance_do_not_decide() -> None:
     """Scores of 1024 problems differ by 0.016 from the problems that were drawn alone."""
     draws = {"a": fixed(0.5, 0.5, 0.501), "b": fixed(0.52, 0.52, 0.521)}
     assert planted(draws, 0, task(solved_at=None))[1] > 2 * 3
+
+
+def test_losses_have_no_sampling_error_of_a_share() -> None:
+    draws = {"a": fixed(0.5, 0.5, 0.501), "b": fixed(0.52, 0.52, 0.521)}
+    loss = task(metric="bits_per_byte", higher_is_better=False, solved_at=None)
+    assert planted(draws, 0, loss)[1] == 2 * 3
+
+
+def test_the_best_is_told_apart_from_all_others() -> None:
+    draws = {"a": fixed(0.9, 0.91, 0.92), "b": fixed(0.8, 0.8, 0.81), "c": fixed(0.1, 0.8, 0.8)}
+    assert planted(draws, 0, task(solved_at=None))[1] == 2 * MOST + 3
+
+
+def test_a_model_that_diverged_gets_no_more_seeds() -> None:
+    draws = {"a": fixed(0.5, 0.6, 0.7), "b": fixed(0.6, float("nan"), 0.7)}
+    assert planted(draws, 0, task(solved_at=None))[1] == 2 * 3
 
 
 def test_models_of_different_sizes_need_not_be_told_apart() -> None:
@@ -147,16 +164,40 @@ def test_without_a_decision_all_seeds_are_run() -> None:
     assert spent == 2 * MOST
 
 
-def test_no_seed_is_added_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateline.compare.seeds.time.monotonic", iter(range(10**6)).__next__)
-    jobs: list[Any] = [
-        SimpleNamespace(task="t", size=None, family="", label=m, training=SimpleNamespace(seed=s))
-        for m in "ab"
-        for s in range(MOST)
+def runs(*tasks: str, models: str = "ab", most: int = MOST) -> list[Any]:
+    return [
+        SimpleNamespace(task=t, size=None, family="", label=m, training=SimpleNamespace(seed=s))
+        for t in tasks
+        for s in range(most)
+        for m in models
     ]
-    seeds = Seeds("best", jobs, {"t": task()}, minutes=0)
-    run: Any = SimpleNamespace(by_length={8: {"accuracy": 0.5}})
-    assert not any(seeds.after(job, run) for job in jobs if job.training.seed < 3)
+
+
+HALF: Any = SimpleNamespace(by_length={8: {"accuracy": 0.5}})
+
+
+@pytest.mark.parametrize(("minutes", "added"), [(0, False), (1, False), (2, True)])
+def test_no_seed_is_added_after_the_time(
+    minutes: float, added: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, *[90.0] * MOST])
+    monkeypatch.setattr("stateline.compare.seeds.time.monotonic", times.__next__)
+    jobs = runs("t")
+    seeds = Seeds("best", jobs, {"t": task()}, minutes)
+    assert any(seeds.after(job, HALF) for job in jobs[:6]) == added
+
+
+def test_no_task_waits_for_another() -> None:
+    jobs = runs("t", "u")
+    seeds = Seeds("best", jobs, {"t": task(), "u": task()})
+    assert [seeds.after(job, HALF) for job in jobs[:6]] == [False] * 5 + [True]
+    assert [job.task for job in jobs if seeds.is_asked(job)] == ["t"] * 8 + ["u"] * 6
+
+
+def test_after_the_last_seed_there_are_no_more() -> None:
+    jobs = runs("t", most=4)
+    seeds = Seeds("best", jobs, {"t": task()})
+    assert [i for i, job in enumerate(jobs) if seeds.after(job, HALF)] == [5]
 
 
 SCORES = {"attention": [0.9, 0.91, 0.92, 0.9, 0.9, 0.9], "lstm": [0.1, 0.5, 0.9, 0.1, 0.1, 0.1]}
