@@ -145,8 +145,66 @@ def test_losses_are_equal_within_a_hundredth_of_the_best(make):
     assert row.best == "lstm*2"
 
 
+def test_of_close_scores_the_clearly_better_is_taken_at_any_cost(make):
+    task = make.task(problems=10**6, eval_lengths=[10])
+    scores = {"h3*2": [0.990, 0.991, 0.990], "lstm*2": [0.985, 0.986, 0.985]}
+    costs = [make.speed("h3*2"), make.speed("lstm*2", state_bytes={"256": 900, "1024": 900})]
+    results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
+    (row,) = decided(results | {"speed": costs}).values()
+    assert (row.best, row.sure) == ("h3*2", "clearly best (3 seeds)")
+
+
+def test_a_worse_model_beyond_the_budget_is_no_next_choice(make):
+    task = make.task(problems=1024, eval_lengths=[10])
+    attention, h3, lstm = make.models
+    scores = {h3: [0.99] * 3, attention: [0.9] * 3, lstm: [0.8] * 3}
+    sizes = {h3: 1000, attention: 10**6, lstm: 400}
+    costs = [make.speed(m, state_bytes={"256": n, "1024": n}) for m, n in sizes.items()]
+    results = make.results(tasks=[task], runs=runs_at(make, task, scores), speed=costs)
+    (row,) = decided(results, "state<=64KiB").values()
+    assert row.best == h3
+    assert row.following.startswith(f"“{lstm}” 0.800")
+
+
 def test_one_seed_decides_nothing(make):
     assert {row.sure for row in decided(make.results()).values()} == {"one seed: not decided"}
+    task = make.task(problems=1024, eval_lengths=[10])
+    runs = runs_at(make, task, {"h3*2": [0.9, 0.9, 0.9], "lstm*2": [0.5]})
+    (row,) = decided(make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)).values()
+    assert (row.best, row.sure) == ("h3*2", "one seed: not decided")
+
+
+def test_a_model_that_diverged_is_no_choice(make):
+    task = make.task(problems=1024, eval_lengths=[10])
+    runs = runs_at(make, task, {"h3*2": [0.0, 0.0], "lstm*2": [0.9, 0.91]})
+    for run in runs[:2]:
+        run["by_length"] = {"10": {task["metric"]: None}}
+    (row,) = decided(make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)).values()
+    assert (row.best, row.sure, row.following) == ("lstm*2", "no other to choose (2 seeds)", "")
+
+
+def test_the_seeds_that_may_be_scored_are_counted(make):
+    task = make.task(problems=1024, eval_lengths=[10, 20])
+    runs = runs_at(make, task, {"h3*2": [1.0, 0.5, 0.98]})
+    rows = decided(make.results(tasks=[task], models=["h3*2"], runs=runs))
+    assert rows["Copying", "10"].score.endswith("accuracy")
+    assert rows["Copying", "20"].score.endswith(", 2 of 3 seeds")
+
+
+@pytest.mark.parametrize(
+    ("task", "least"),
+    [
+        ({"problems": 1024, "chance": 0.25}, 0.25 + 4 * (0.25 * 0.75 / 1024) ** 0.5),
+        ({"problems": 10**6, "chance": 0.25}, 0.27),
+        ({"problems": 1024, "chance": None}, 0.02),
+        ({"problems": 0, "chance": 0.25}, 0.0),
+        ({"problems": 1024, "higher_is_better": False}, 0.0),
+    ],
+)
+def test_a_score_is_above_chance_by_a_margin(make, task, least):
+    _, found = with_task(make.results(tasks=[make.task(**task)]), make.task(**task))
+    assert decision.above_chance(found, [least + 1e-6])
+    assert least == 0 or not decision.above_chance(found, [least - 1e-6])
 
 
 def test_a_speed_or_a_state_at_a_length_can_be_limited(make):
@@ -224,6 +282,24 @@ def test_a_curve_that_still_rises_asks_for_the_steps_to_its_goal(make, slopes, a
     assert 250 < math.expm1(0.05 / 0.2) * 1000 < 350
     said = outlook(*with_task(make.results(tasks=[task], models=["h3*2"], runs=runs), task))
     assert said == [] if not asked else asked in said[0]
+
+
+@pytest.mark.parametrize(
+    ("score", "curve"),
+    [
+        (0.97, lambda n: 0.97 + 0.1 * math.log(n / 1000)),  # solved
+        (0.90, lambda n: min(0.9, 0.9 + 0.4 * math.log(n / 500))),  # flat in the second half
+        (0.90, lambda n: 0.7 + 0.1 * math.log(n / 1000) + 0.2 * (n % 100 == 0)),  # up and down
+    ],
+)
+def test_no_steps_are_asked_for_what_is_solved_or_does_not_rise(make, score, curve):
+    task = make.task(problems=1024)
+    points = [CURVE | {"step": n, "metric": curve(n)} for n in range(50, 1001, 50)]
+    points.insert(-1, CURVE | {"step": 990, "metric": None})  # a look at the loss alone
+    runs = runs_at(make, task, {"h3*2": [score, score]})
+    runs = [run | {"curve": points, "steps": 1000} for run in runs]
+    results = make.results(tasks=[task], models=["h3*2"], runs=runs)
+    assert outlook(*with_task(results, task)) == []
 
 
 @pytest.mark.parametrize(("slope", "told"), [(0.1, True), (0.02, False)])
