@@ -1,4 +1,5 @@
 import codecs
+import dataclasses
 import json
 import os
 import sys
@@ -62,6 +63,13 @@ def test_a_line_of_json_is_a_document(write: Write) -> None:
     lines = [json.dumps({"text": text, "id": 1}) for text in ("one é", "", "three 😀")]
     root = write("rows", **{"a.jsonl": "\n".join([*lines[:2], "", lines[2]])})
     assert texts(root / "a.jsonl") == {"a.jsonl:1": "one é", "a.jsonl:4": "three 😀"}
+
+
+def test_a_part_of_a_line_of_json_and_half_a_pair_of_surrogates_are_read(write: Write) -> None:
+    (document,) = read(write("rows", **{"a.jsonl": r'{"text": "ab\ud800cd"}'})).documents
+    assert "".join(document.pieces("unify")) == "ab\udced\udca0\udc80cd"
+    part = dataclasses.replace(document, begin=1, end=6)
+    assert "".join(part.pieces("unify")) == "b\udced\udca0\udc80c"
 
 
 def test_the_field_of_the_text_may_be_chosen(write: Write) -> None:
@@ -128,11 +136,19 @@ def test_the_hash_of_a_file_tells_any_change(write: Write) -> None:
         ("\ufeffa\r\nb\n\rc\r\n", "unify", "a\nb\n\rc\n"),
         ("\ufeffa\r\nb", "keep", "\ufeffa\r\nb"),
         ("a\ufeff", "unify", "a\ufeff"),
+        ("a\r", "unify", "a\r"),
     ],
 )
+@pytest.mark.parametrize("piece", [1, 1000])
 def test_newlines_are_made_one_unless_told(
-    write: Write, text: str, newlines: str, wanted: str
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    newlines: str,
+    wanted: str,
+    piece: int,
 ) -> None:
+    monkeypatch.setattr("stateline.data.documents.FileDocument.piece_bytes", piece)
     (document,) = read(write("books", a=text)).documents
     assert "".join(document.pieces(newlines)) == wanted
 
