@@ -120,6 +120,7 @@ def test_what_does_not_fit_goes_to_disk_and_comes_back(build: Build, tmp_path: P
         found = new.read(TEXT.roll(shift))
         assert found.reused == 40
         assert same(found.state, read[shift].state)
+    assert new.in_memory == sum(nbytes(one.state) for one in read)
 
 
 def test_without_a_folder_the_least_recently_used_states_are_lost(build: Build) -> None:
@@ -128,6 +129,15 @@ def test_without_a_folder_the_least_recently_used_states_are_lost(build: Build) 
     for shift in (0, 1, 0, 2):
         states.read(TEXT.roll(shift))
     assert [states.read(TEXT.roll(shift)).reused for shift in (0, 2, 1)] == [40, 40, 0]
+
+
+def test_a_state_that_is_kept_again_is_the_most_recently_used(build: Build) -> None:
+    model = build("h3(d_state=8)")
+    states = PrefixStates(model, every=100, memory=2 * nbytes(prefill(model, TEXT[None])))
+    first, second, third = (PrefixStates(model).read(TEXT.roll(shift)) for shift in range(3))
+    for read in (first, second, first, third):
+        states.keep(read.key, read.state)
+    assert [states.get(read.key) is None for read in (first, second, third)] == [False, True, False]
 
 
 def test_the_folder_is_bounded_and_loses_the_least_recently_used(
