@@ -64,6 +64,15 @@ def test_a_long_text_outgrows_the_room_of_the_state(make: Make, prompt: Tensor) 
     assert torch.equal(greedy(hf.wrap(model), 300, input_ids=prompt), generate(model, prompt, 300))
 
 
+def test_the_room_is_for_the_longest_row(
+    make: Make, prompt: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateline.hf.cache.ROOM", 2)
+    rows, model = ragged(prompt), make("attention(position=rope) h3")
+    found = greedy(hf.wrap(model, pad_token_id=0), 6, **padded(rows))
+    assert torch.equal(found, torch.cat([generate(model, row[None], 6) for row in rows]))
+
+
 def test_beams_are_those_without_a_cache(model: LanguageModel, prompt: Tensor) -> None:
     settings = {"num_beams": 4, "num_return_sequences": 2, "return_dict_in_generate": True}
     found, wanted = (
@@ -222,6 +231,30 @@ def test_rows_that_have_ended_are_fed_padding_outside_of_the_vocabulary(
         assert (row[length:] == 61).all()
 
 
+def test_padding_outside_of_the_vocabulary_may_be_named_by_the_configuration_alone(
+    make: Make, prompt: Tensor
+) -> None:
+    wrapped = hf.wrap(make("h3"), pad_token_id=61)
+    wrapped.generation_config.pad_token_id = None
+    ended = torch.cat([prompt[:, :-1], torch.full((3, 1), 61)], dim=1)
+    torch.testing.assert_close(wrapped(ended).logits[:, :-1], wrapped(prompt).logits[:, :-1])
+
+
+def test_a_cache_is_returned_only_where_it_is_of_use(make: Make, prompt: Tensor) -> None:
+    wrapped = hf.wrap(make("h3"))
+    assert wrapped(prompt).past_key_values is not None
+    assert wrapped.train()(prompt).past_key_values is None
+    wrapped.eval().config.use_cache = False
+    assert wrapped(prompt).past_key_values is None
+
+
+def test_the_loss_counts_all_positions_whatever_logits_are_kept(make: Make, prompt: Tensor) -> None:
+    wrapped = hf.wrap(make("h3"))
+    assert torch.equal(
+        wrapped(prompt, labels=prompt, logits_to_keep=1).loss, wrapped(prompt, labels=prompt).loss
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -300,10 +333,41 @@ def test_packed_rows_are_read_as_transformers_passes_them(make: Make, pattern: s
     torch.testing.assert_close(packed, sum(losses))
 
 
-def test_a_cache_cannot_take_back_what_it_did_not_record(make: Make, prompt: Tensor) -> None:
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_cache_cannot_take_back_what_it_did_not_record(
+    make: Make, prompt: Tensor, change: int
+) -> None:
     cache = hf.wrap(make("h3"))(prompt).past_key_values
     with pytest.raises(InputError, match="can take back 0 tokens"):
-        cache.crop(-1)
+        cache.crop(change)
+
+
+@torch.no_grad()
+def test_tokens_that_are_taken_back_are_read_anew(make: Make, prompt: Tensor) -> None:
+    """They may be in a piece of several tokens or alone, and crop(0) may follow."""
+    wrapped, row = hf.wrap(make("h3 attention(position=rope)")), prompt[:1]
+    cache = wrapped(row[:, :2]).past_key_values
+    cache.activate_past_recording()
+    wrapped(torch.cat([row[:, 2:4], row[:, :2]], dim=1), past_key_values=cache)
+    cache.crop(-2)
+    cache.crop(0)
+    wrapped(row[:, 4:5], past_key_values=cache)
+    cache.crop(0)
+    wrapped(row[:, :1], past_key_values=cache)
+    cache.crop(-1)
+    found = wrapped(row[:, 5:], past_key_values=cache).logits
+    torch.testing.assert_close(found, wrapped(row, use_cache=False).logits[:, 5:])
+
+
+def test_a_single_token_has_gradients_with_a_cache(make: Make, prompt: Tensor) -> None:
+    wrapped = hf.wrap(make("h3 attention")).double()
+    whole, first = (wrapped(prompt[:, :1], use_cache=cached).logits for cached in (False, True))
+    whole.square().sum().backward()
+    wanted = {name: parameter.grad for name, parameter in wrapped.named_parameters()}
+    wrapped.zero_grad()
+    first.square().sum().backward()
+    for name, parameter in wrapped.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -328,6 +392,24 @@ def test_positions_go_on_where_a_cache_ends(make: Make, prompt: Tensor) -> None:
     cache = wrapped(prompt[:, :5], position_ids=places[:, :5]).past_key_values
     found = wrapped(prompt[:, 5:], position_ids=places[:, 5:], past_key_values=cache).logits
     torch.testing.assert_close(found, wrapped(prompt, use_cache=False).logits[:, 5:])
+
+
+@torch.no_grad()
+def test_a_text_of_one_token_begins_anew_where_a_cache_ends(make: Make, prompt: Tensor) -> None:
+    wrapped, first = hf.wrap(make("h3")), torch.zeros(3, 1, dtype=torch.int64)
+    cache = wrapped(prompt).past_key_values
+    found = wrapped(prompt[:, :1], position_ids=first, past_key_values=cache).logits
+    torch.testing.assert_close(found, wrapped(prompt[:, :1], use_cache=False).logits)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_padding_under_a_mask_may_be_any_number(
+    make: Make, prompt: Tensor, use_cache: bool
+) -> None:
+    wrapped, batch = hf.wrap(make("h3")), padded(ragged(prompt))
+    wanted = wrapped(**batch, use_cache=use_cache).logits
+    batch["input_ids"][batch["attention_mask"] == 0] = -100
+    assert torch.equal(wrapped(**batch, use_cache=use_cache).logits, wanted)
 
 
 def test_a_mask_of_other_columns_is_refused_with_a_cache(make: Make, prompt: Tensor) -> None:
