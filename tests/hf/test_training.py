@@ -94,6 +94,14 @@ def test_fifty_steps_of_trainer_have_the_losses_of_our_loop(tmp_path: Path) -> N
     assert losses(trainer) == pytest.approx(wanted, rel=1e-4)
 
 
+def test_checkpoints_of_activations_are_switched_on_and_off(make: Make) -> None:
+    wrapped = hf.wrap(make("h3"))
+    wrapped.gradient_checkpointing_enable()
+    assert wrapped.model.stack.checkpoints_activations
+    wrapped.gradient_checkpointing_disable()
+    assert not wrapped.model.stack.checkpoints_activations
+
+
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}])
 def test_trainer_has_the_losses_of_each_row_alone_and_resumes(
     make: Make, tmp_path: Path, settings: dict[str, Any]
