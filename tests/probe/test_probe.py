@@ -1,6 +1,7 @@
 """Probes: their examples, what is scored, going on after an interruption, and the command."""
 
 import json
+import os
 import shutil
 import weakref
 from collections import Counter
@@ -305,7 +306,10 @@ def test_another_tokenizer_is_measured_anew(tmp_path: Path) -> None:
     (spec, known) = (str(folder), str(tmp_path / "characters"))
     before = fingerprint(spec, known)
     CharacterTokenizer("ba").save(tmp_path / "characters" / "tokenizer.json")
-    assert fingerprint(spec, known) != before
+    other = fingerprint(spec, known)
+    assert other != before
+    os.utime(tmp_path / "characters" / "tokenizer.json", ns=(0, 0))
+    assert fingerprint(spec, known) not in (before, other)
 
 
 def test_a_model_is_freed_before_the_next_is_read(sources: Path) -> None:
@@ -474,6 +478,26 @@ def test_an_end_token_ends_a_text_but_may_be_kept_from_being_the_first(tiny: Pat
         (text,) = reader.answer(tokens, [4], "\n\n", never_empty=True)
         assert text
         assert reader.encode(text)[0] != first
+
+
+@pytest.mark.cpu  # the hooks of --device keep transformers from loading weights
+def test_special_tokens_and_the_end_may_be_those_of_the_tokenizer(
+    tiny: Path, tmp_path: Path
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    folder, end = shutil.copytree(tiny / "pythia", tmp_path / "own"), "<|endoftext|>"
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": None}))
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, 0)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    reader = load_reader(f"hf:{folder}")
+    assert reader.end == {0}
+    assert reader.prompt("to be") == [0, *reader.encode("to be")]
 
 
 def test_only_learned_positions_limit_the_length(tiny: Path, tmp_path: Path) -> None:
