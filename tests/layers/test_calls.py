@@ -86,6 +86,16 @@ def test_a_state_of_another_layer_is_refused(name: str) -> None:
 
 
 @pytest.mark.usefixtures("unannotated")
+def test_a_state_without_the_names_of_its_parts_is_refused() -> None:
+    layer = H3(WIDTH)
+    for verb in verbs(layer, 2):
+        with pytest.raises(
+            InputError, match=r"a \w+ of \d parts is needed, got a tuple of \d parts"
+        ):
+            verb(tuple(warm(layer)))
+
+
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_leaf_of_another_shape_is_refused(name: str) -> None:
     layer = make(name)
@@ -199,6 +209,14 @@ def test_an_input_of_another_width_is_refused(name: str) -> None:
         layer(x)
     with pytest.raises(InputError, match=rf"step takes .* got \(2, {WIDTH + 1}\)"):
         layer.step(x[:, 0], layer.init_state(2))
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("sizes", [(5,), (1, 2, 5)])
+def test_an_input_of_other_axes_is_refused(sizes: tuple[int, ...]) -> None:
+    wanted = rf"takes an input of shape \(batch, length, d_model={WIDTH}\), got \({sizes[0]}, "
+    with pytest.raises(InputError, match=wanted):
+        H3(WIDTH)(torch.randn(*sizes, WIDTH))
 
 
 @pytest.mark.usefixtures("unannotated")
