@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from stateline.cli import main
 from stateline.data import ByteTokenizer, CharacterTokenizer, load_tokenizer
@@ -221,6 +222,7 @@ def test_mean_and_spread_are_those_of_the_batches() -> None:
     assert len(point.exact_match) == 4
     assert point.mean == pytest.approx(0.5)
     assert point.spread > 0
+    assert replace(point, exact_match=[0.0, 1.0]).spread == 0.5
 
 
 def test_a_second_start_measures_only_what_is_missing() -> None:
@@ -546,7 +548,9 @@ def test_a_length_that_the_data_do_not_have_is_skipped_and_the_rest_is_measured(
     sources: Path,
 ) -> None:
     plan = Plan(["a", "b"], ["letters", "squad", "phone_book"], [9], Settings(1, 2))
-    points = run_probes(plan, Material(sources), Oracle, Path("out")).points
+    results = run_probes(plan, Material(sources), Oracle, Path("out"))
+    points = results.points
+    assert [results.models(task) for task in plan.tasks] == [["a", "b"], [], ["a", "b"]]
     assert [(p.model, p.task) for p in points] == [(m, t) for m in plan.models for t in plan.tasks]
     assert [bool(point.exact_match) for point in points] == [True, False, True] * 2
     assert points[1].skipped.startswith("no passage has 1 to 9 tokens")
