@@ -303,7 +303,10 @@ def _steps_asked(runs: Sequence[RunRecord], task: TaskRecord) -> tuple[float, fl
 
 
 def _asked(run: RunRecord, task: TaskRecord) -> float | None:
-    """Further steps until the fitted curve reaches the goal; without a goal, the steps done."""
+    """Further steps until the fitted curve reaches the goal; without a goal, the steps done.
+
+    ``None`` if the curve does not rise or the run has solved the task.
+    """
     curve = [(p.step, p.metric) for p in run.curve if p.metric is not None and p.step > 0]
     late = [(math.log(step), own) for step, own in curve if 2 * step >= run.steps]
     if len(late) < FIT_POINTS or len({x for x, _ in late}) < FIT_POINTS:
@@ -318,5 +321,7 @@ def _asked(run: RunRecord, task: TaskRecord) -> float | None:
         return None
     if task.solved_at is None:
         return float(run.steps)
-    missing = max(0.0, side * (task.solved_at - score(run, task, task.train_length)))
+    missing = side * (task.solved_at - score(run, task, task.train_length))
+    if not missing > 0:  # solved, or diverged in the end
+        return None
     return run.steps * math.expm1(min(50.0, missing / slope))
