@@ -22,7 +22,7 @@ from stateline.bench.record import Figure
 from stateline.bench.show import read_benchmark
 from stateline.cli import COMMANDS, Parser
 from stateline.cli.info import LENGTHS
-from stateline.cli.parser import add_import_option
+from stateline.cli.parser import VALUES, add_import_option
 from stateline.layers import ATTENTION_WRAPPERS, LAYERS, WRAPPERS, AnyLayer
 from stateline.models.config import ModelConfig
 from stateline.reports.format import short_bytes, short_number
@@ -36,9 +36,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "results"
 """One folder per machine and day, each with a JSON file per suite."""
 
 BENCHMARK_HEAD = ("batch x length", "by", "median", "quartiles", "speed-up", "memory", "of peak")
-
-VALUES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "none"}
-"""Names of types for readers."""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

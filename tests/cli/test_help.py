@@ -92,6 +92,27 @@ def test_help_does_not_require_what_may_be_left_out(
     assert "(required" not in arguments.rpartition(f"\n  {argument} ")[2]
 
 
+@pytest.mark.parametrize(
+    ("command", "ends"),
+    [
+        ("generate", "as saved (one of float32, bfloat16, float16, float64)"),
+        ("generate", "likeliest tokens (integer)"),
+        ("info", "output matrix. (default: true)"),
+        ("info", "are shown (integer, default: 256 1024 4096 16384 65536)"),
+    ],
+)
+def test_help_names_types_and_defaults_in_words(
+    command: str, ends: str, answers: dict[str, tuple[int, str, bool]]
+) -> None:
+    assert ends in " ".join(answers[f"{command} --help"][1].split())
+
+
+def test_help_has_no_words_of_python(answers: dict[str, tuple[int, str, bool]]) -> None:
+    told = " ".join(answers[line][1] for line in answers if "help" in line)
+    python = ("Literal", "Optional", "int |", "float |", "(type:", "default: null", "[]", "``")
+    assert not [word for word in python if word in told]
+
+
 def test_help_is_no_wider_than_a_terminal(answers: dict[str, tuple[int, str, bool]]) -> None:
     lines = [line for asked in answers if "help" in asked for line in answers[asked][1].split("\n")]
     assert max(map(len, lines)) <= 80

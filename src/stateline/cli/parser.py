@@ -7,9 +7,9 @@ recognised is passed on as it is, in one line.
 import argparse
 import difflib
 import re
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from jsonargparse import ArgumentParser, set_dumper
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_dumper
 
 from stateline.errors import InputError
 from stateline.files import to_yaml
@@ -24,14 +24,47 @@ _UNKNOWN_OPTION = re.compile(
 )
 _STRAY_OR_MISSING = re.compile(r"unrecognized arguments: |the following arguments are required: ")
 
+VALUES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "none"}
+"""Names of types for readers."""
+
 set_dumper("yaml", to_yaml)  # jsonargparse reads the text 1e-3 as a number, but does not quote it
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """Types in words, and no type, default or mark that tells a reader nothing."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        notes = ["required"] if action.required else []
+        kind = _kind(getattr(action, "_typehint", None))
+        if kind and not str(action.metavar).startswith("{"):  # else the choices are shown
+            notes.append(kind)
+        if action.nargs != 0 and action.default not in (None, argparse.SUPPRESS, "", [], {}):
+            notes.append(f"default: {_as_typed(action.default)}")
+        about = (action.help or "").replace("``", "")  # docstrings mark code so
+        return f"{about} ({', '.join(notes)})" if notes else about
+
+
+def _kind(hint: Any) -> str:
+    """A type in words; empty for a text and for what is not one value."""
+    kinds = [part for part in get_args(hint) or (hint,) if part is not type(None)]
+    if get_origin(kinds[0]) is Literal:
+        return "one of " + ", ".join(get_args(kinds[0]))
+    return VALUES.get(kinds[0], "") if len(kinds) == 1 and kinds[0] is not str else ""
+
+
+def _as_typed(default: Any) -> str:
+    """A default value as one would give it."""
+    if isinstance(default, list):
+        return " ".join(map(str, default))
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 class Parser(ArgumentParser):
     """Arguments of one command. An error is an InputError of one line."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"print_config": None, **settings})
+        shown = {"print_config": None, "formatter_class": HelpFormatter}
+        super().__init__(**{**shown, **settings})
 
     def argument(self, name: str, about: str, **settings: Any) -> None:
         """Add a positional argument, a text."""

@@ -2,7 +2,7 @@
 
 RECIPE is a YAML file with the options below, a pattern, the name of a published model, such as
 h3-125m, or the folder of a model to start from (as with --init). Options on the command line
-override it. Under ``torchrun``, processes share each batch.
+override it. Under torchrun, processes share each batch.
 """
 
 import os
