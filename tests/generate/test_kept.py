@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from stateline.data import ByteTokenizer
 from stateline.errors import InputError
 from stateline.generate import HeldText, Kept, Session, TextStream, load_kept, prefill
-from stateline.layers import save_state, select_rows
+from stateline.layers import load_state, save_state, select_rows
 from stateline.models.language_model import LanguageModel
 
 Build = Callable[..., LanguageModel]
@@ -96,8 +96,15 @@ def test_a_text_of_another_vocabulary_is_refused_even_by_force(
 def test_the_state_of_a_layer_alone_is_no_interrupted_text(build: Build, tmp_path: Path) -> None:
     model = build("h3(d_state=8)")
     save_state(tmp_path / "state", model.init_state(1), model)
-    with pytest.raises(InputError, match="holds the state of another kind of layer"):
+    with pytest.raises(InputError, match="or of a text: load_state reads what save_state wrote"):
         load_kept(tmp_path / "state", model)
+
+
+def test_the_reader_of_an_interrupted_text_is_named(build: Build, tmp_path: Path) -> None:
+    model = build("h3(d_state=8)")
+    save_state(tmp_path / "kept", kept_by(model), model)
+    with pytest.raises(InputError, match="load_kept in Python, what generate --save_state wrote"):
+        load_state(tmp_path / "kept", model)
 
 
 def altered(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:

@@ -272,7 +272,11 @@ def load_state(
             metadata = file.metadata() or {}
             _check_fingerprint(Path(path), metadata, known or fingerprint(layer), force)
             if set(file.keys()) != set(names):
-                raise InputError(f"{path} holds the state of another kind of layer")
+                raise InputError(
+                    f"{path} holds the state of another kind of layer, or of a text: load_state "
+                    "reads what save_state wrote; generate --state, or load_kept in Python, what "
+                    "generate --save_state wrote"
+                )
             leaves = [file.get_tensor(name).clone() for name in names]  # aligned memory
     except FileNotFoundError as error:
         raise InputError(f"no such state file: {path}") from error
