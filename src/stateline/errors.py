@@ -52,8 +52,12 @@ def reason(error: BaseException) -> str:
     return " ".join(text.split()).rstrip(".") or type(error).__name__
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+def unknown_name(
+    kind: str, name: str, known: Iterable[str], *, extensible: bool = False
+) -> InputError:
     """Error for a name that is not in a table; it suggests the nearest known name.
+
+    If files of the user can add names (``extensible``), it also says how.
 
     Example:
         >>> print(unknown_name("layer", "atention", ["h3", "attention", "s4d"]))
@@ -62,7 +66,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     names = sorted(known)
     nearest = difflib.get_close_matches(str(name)[:LONGEST], names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return InputError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}")
+    own = f"; for a {kind} of your own, import its file (--import FILE)" if extensible else ""
+    return InputError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}{own}")
 
 
 def check_choice(kind: str, name: str, choices: Collection[str]) -> None:

@@ -89,6 +89,7 @@ def test_the_pattern_overrides_the_keywords_of_the_kind() -> None:
     ("pattern", "message"),
     [
         ("atention", "unknown layer 'atention': did you mean 'attention'"),
+        ("mine", r"; for a layer of your own, import its file \(--import FILE\)$"),
         ("lader(h3)", "unknown layer 'lader': did you mean 'ladder'"),
         ("ladder(atention)", "unknown layer 'atention'"),
         ("ladder", r"ladder wraps other layers: give a pattern, as in ladder\(h3\*2\)"),

@@ -29,6 +29,7 @@ def test_anything_but_one_plain_item_is_refused(text: str) -> None:
     ("text", "message"),
     [
         ("coping", "unknown task 'coping': did you mean 'copying'"),
+        ("mine", r"; for a task of your own, import its file \(--import FILE\)$"),
         ("copying(max_length=9)", "did you mean 'max_len'"),
         ("copying(seed=1)", "unknown keyword of task 'copying' 'seed'"),
         ("copying(max_len=1.5)", "wants max_len to be int, got 1.5"),

@@ -46,7 +46,7 @@ def build_stack(config: ModelConfig) -> Stack:
     """
     for kind in (*config.layers, *config.norm_after.split()):
         if kind not in LAYERS and kind not in WRAPPERS:
-            raise unknown_name("layer", kind, [*LAYERS, *WRAPPERS])
+            raise unknown_name("layer", kind, [*LAYERS, *WRAPPERS], extensible=True)
     items = parse_pattern(config.pattern)
     _check_limits(items, config)
     return Stack(*_layers(items, config))
@@ -122,7 +122,7 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
         layer = construct("wrapper", item.name, made, keywords, core)
         return _with_feed_forward(layer, config, item.name) if made.is_mixer else [layer]
     if item.name not in LAYERS:
-        raise unknown_name("layer", item.name, [*LAYERS, *WRAPPERS])
+        raise unknown_name("layer", item.name, [*LAYERS, *WRAPPERS], extensible=True)
     if item.core:
         raise InputError(
             f"{item.name} takes keyword=value only; only {', '.join(WRAPPERS)} take a pattern"

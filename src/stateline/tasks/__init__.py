@@ -7,7 +7,7 @@ package gets its name by ``register_task``.
 from functools import partial
 from typing import Any
 
-from stateline.errors import InputError, check_choice
+from stateline.errors import InputError, unknown_name
 from stateline.models.pattern import parse_pattern
 from stateline.plugins import Registry
 from stateline.settings import construct
@@ -184,7 +184,8 @@ Known: algorithm, ...
         raise InputError(
             f"a task is one name with keywords, such as 'copying(max_len=15)', got {text!r}"
         )
-    check_choice("task", item.name, TASKS)
+    if item.name not in TASKS:
+        raise unknown_name("task", item.name, TASKS, extensible=True)
     if seed < 0:
         raise InputError(f"seed must be 0 or more, got seed={seed}")
     for key, value in item.keywords.items():
