@@ -151,6 +151,14 @@ def test_a_folder_that_cannot_be_written_is_named_before_any_training(tmp_path: 
         compare(tiny(), tmp_path / "file" / "run", command="")
 
 
+def test_the_results_of_a_run_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "results.json").write_text("of the run")
+    with pytest.raises(InputError, match="holds a run, not a comparison: choose another with"):
+        compare(tiny(), tmp_path, command="")
+    assert (tmp_path / "results.json").read_text() == "of the run"
+
+
 def without_times(typed: Results) -> dict[str, Any]:
     """Results as plain data, without what differs from run to run."""
     results = json.loads(to_json(typed))

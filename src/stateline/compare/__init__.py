@@ -20,6 +20,7 @@ from stateline.files import sole_writer
 from stateline.runs.folder import stored_run
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import Results, RunRecord
+from stateline.runs.single import CONFIG
 from stateline.runs.speed import Detail, time_jobs
 from stateline.runs.store import outline, write_results
 from stateline.tasks import Task
@@ -72,6 +73,8 @@ def compare(
     for job in sweep.jobs:
         if job.training.seed == 0:
             check_job(job, tasks[job.task])
+    if (folder / CONFIG).exists():
+        raise InputError(f"{folder} holds a run, not a comparison: choose another with --out")
     with sole_writer(folder):
         begun = replace(outline(sweep.jobs, tasks, command), protocol=sweep.protocol())
         done: dict[Job, RunRecord] = {}
