@@ -37,6 +37,12 @@ def hidden_and_logits(of: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
     return seen[0], logits
 
 
+@pytest.mark.usefixtures("unannotated")
+def test_a_pattern_alone_is_no_configuration() -> None:
+    with pytest.raises(InputError, match=r"takes a ModelConfig, got str: give such as ModelConfig"):
+        LanguageModel("h3")  # type: ignore[arg-type]
+
+
 def test_tied_logits_are_products_with_the_embedding() -> None:
     tied = model("h3")
     hidden, logits = hidden_and_logits(tied)

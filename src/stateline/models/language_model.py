@@ -6,11 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from stateline.errors import InputError
 from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import require_causal
 from stateline.layers.documents import Documents, count_positions
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
+from stateline.layers.state import shown
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.initial_weights import initialise
@@ -56,6 +58,11 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     packs = True
 
     def __init__(self, config: ModelConfig) -> None:
+        if not isinstance(config, ModelConfig):
+            raise InputError(
+                f"LanguageModel takes a ModelConfig, got {shown(config)}: give such as "
+                'ModelConfig("h3", vocab_size=256)'
+            )
         super().__init__(config.d_model)
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
