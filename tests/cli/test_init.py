@@ -66,6 +66,20 @@ def test_a_language_model_becomes_a_classifier_of_bytes(tmp_path: Path) -> None:
     assert_all_but_the_head_is_taken(first, then)
 
 
+def test_the_pattern_of_a_recipe_is_that_of_the_model_it_starts_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(LanguageModel(ModelConfig("lstm*2", vocab_size=256, d_model=8)), tmp_path / "first")
+    (tmp_path / "book.txt").write_text("one two three " * 400)
+    text = f'text(path="{tmp_path / "book.txt"}", length=8, batch_size=2, longest=8)'
+    (tmp_path / "recipe.yaml").write_text(f"pattern: lstm * 2\ntask: '{text}'\n")
+    start = [str(tmp_path / "recipe.yaml"), "--init", str(tmp_path / "first")]
+    assert train(*start, "--out", str(tmp_path / "then")) == 0
+    (tmp_path / "recipe.yaml").write_text(f"pattern: h3 lstm\ntask: '{text}'\n")
+    assert train(*start, "--out", str(tmp_path / "other")) == 2
+    assert "keeps the layers of its model, 'lstm*2', but the recipe has" in capsys.readouterr().err
+
+
 def test_other_layers_are_refused(
     recordings: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

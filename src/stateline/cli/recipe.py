@@ -66,10 +66,17 @@ def read_recipe(arguments: Sequence[str], parser: Parser) -> Any:
     else:
         given.pattern = given.recipe
     from stateline.generate.runs import read_model_config
+    from stateline.models.pattern import canonical_pattern
     from stateline.runs.initial import settings_of
 
     init = init or given.init
     if (start := read_model_config(init) if init else find_preset(given.pattern)) is not None:
+        asked = (find_preset(given.pattern) or given).pattern if init else ""
+        if asked and canonical_pattern(asked) != canonical_pattern(start.pattern):
+            raise InputError(
+                f"a run with init keeps the layers of its model, {start.pattern!r}, but the recipe "
+                f"has the pattern {given.pattern!r}: leave out one of the two"
+            )
         settings = settings_of(start)
         parser.set_defaults({f"model.{name}": value for name, value in settings.items()})
         given = parser.parse_args(arguments)
@@ -88,7 +95,7 @@ def _read_file(path: str, arguments: Sequence[str], parser: Parser) -> Any:
     for section in ("model", "train"):
         if not isinstance(found := given.get(section, Namespace()), Namespace):
             raise InputError(f"{section} in the recipe {path} must be a mapping, got {found!r}")
-    if given.init is not None:
+    if given.init is not None and given.pattern is None:
         given.pattern = ""
     if given.pattern is None:
         raise InputError(f"the recipe {path} names no pattern: add a line such as pattern: h3*2")
