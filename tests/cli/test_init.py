@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stateline.cli import main
+from stateline.compare.recipe import Recipe, read_models, read_recipe
 from stateline.errors import InputError
 from stateline.models.checkpoint import load_any, save_model
 from stateline.models.config import ModelConfig
@@ -66,18 +67,65 @@ def test_a_language_model_becomes_a_classifier_of_bytes(tmp_path: Path) -> None:
     assert_all_but_the_head_is_taken(first, then)
 
 
-def test_the_pattern_of_a_recipe_is_that_of_the_model_it_starts_from(
+def replaced(folder: Path) -> tuple[str, set[str]]:
+    """A task for a model of two attention layers in a folder, and what it lacks with H3 in it."""
+    config = ModelConfig(
+        "attention*2", vocab_size=256, d_model=8, layers={"attention": {"n_heads": 2}}
+    )
+    save_model(LanguageModel(config), folder / "first")
+    (folder / "book.txt").write_text("one two three " * 400)
+    layer = LanguageModel(replace(config, pattern="h3")).stack.layers[0].layer
+    new = {f"stack.layers.2.layer.{name}" for name in layer.state_dict()}
+    copied = {f"stack.layers.2.layer.{name}.weight" for name in ("qkv", "out_proj")}
+    task = f'text(path="{folder / "book.txt"}", length=8, batch_size=2, longest=8)'
+    return task, new - copied
+
+
+@pytest.mark.parametrize("way", ["folder", "recipe", "option"])
+def test_layers_of_the_first_model_can_be_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    task, new = replaced(tmp_path)
+    first, then, recipe = (str(tmp_path / name) for name in ("first", "then", "recipe.yaml"))
+    layers = "h3" if way == "option" else "attention h3"
+    Path(recipe).write_text(f"pattern: {layers}\ntask: '{task}'\n")
+    pattern = [] if way == "recipe" else ["--pattern", "attention h3"]
+    start = [first, "--task", task] if way == "folder" else [recipe, "--init", first]
+    assert train(*start, *pattern, "--out", then) == 0
+    told = capsys.readouterr().out
+    assert set(told.partition("new weights: ")[2].partition("\n")[0].split(", ")) == new
+    wanted, found = (load_any(Path(folder)) for folder in (first, then))
+    assert found.config == replace(wanted.config, pattern="attention h3")
+    weights = wanted.state_dict()
+    for name, tensor in found.state_dict().items():
+        if name not in new:
+            torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-9)
+    assert train(str(Path(then) / "config.yaml"), "--print_config") == 0
+    assert "pattern: attention h3\n" in capsys.readouterr().out
+
+
+def test_layers_are_replaced_in_their_places(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save_model(LanguageModel(ModelConfig("lstm*2", vocab_size=256, d_model=8)), tmp_path / "first")
-    (tmp_path / "book.txt").write_text("one two three " * 400)
-    text = f'text(path="{tmp_path / "book.txt"}", length=8, batch_size=2, longest=8)'
-    (tmp_path / "recipe.yaml").write_text(f"pattern: lstm * 2\ntask: '{text}'\n")
-    start = [str(tmp_path / "recipe.yaml"), "--init", str(tmp_path / "first")]
-    assert train(*start, "--out", str(tmp_path / "then")) == 0
-    (tmp_path / "recipe.yaml").write_text(f"pattern: h3 lstm\ntask: '{text}'\n")
-    assert train(*start, "--out", str(tmp_path / "other")) == 2
-    assert "keeps the layers of its model, 'lstm*2', but the recipe has" in capsys.readouterr().err
+    task, _ = replaced(tmp_path)
+    start = [str(tmp_path / "first"), "--task", task, "--out", str(tmp_path / "then")]
+    assert train(*start, "--pattern", "attention mamba") == 2
+    message = "'attention mamba' has 3 layers, feed-forwards included, but the model in"
+    assert message in capsys.readouterr().err
+    assert train(*start, "--pattern", "attention mamba feed_forward") == 0
+
+
+def test_a_comparison_replaces_layers_as_a_recipe_says(tmp_path: Path) -> None:
+    replaced(tmp_path)
+    recipe = tmp_path / "hybrid.yaml"
+    recipe.write_text(f"init: {tmp_path / 'first'}\npattern: attention  h3\n")
+    whole = str(tmp_path / "first")
+    found = read_models([whole, read_recipe(recipe)[0], Recipe("h3*2", init=whole)])
+    assert [(own.name, own.pattern, own.init) for own in found] == [
+        ("first", "attention*2", whole),
+        ("hybrid", "attention h3", whole),
+        ("h3*2", "h3*2", whole),
+    ]
 
 
 def test_other_layers_are_refused(

@@ -69,14 +69,13 @@ MISTAKES = [
         "train.schedule must be one of constant",
     ),
     (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/"),
-    (["train", "run", "--pattern", "lstm"], "--pattern replaces the pattern of a recipe file"),
+    (["train", "h3", "--pattern", "lstm"], "--pattern replaces the pattern of a recipe file or of"),
     (["train", "runs/none"], "a YAML file (.yaml, .yml) or an existing folder, got 'runs/none'"),
     (
         ["train", "run", "--init", "numbers"],
         "--init goes with a YAML file, got RECIPE run: give",
     ),
     (["train", "lstm", "--init", "numbers"], "--init goes with a YAML file, got RECIPE lstm"),
-    (["train", "recipe.yaml", "--init", "run", "--pattern", "lstm"], "--pattern has no effect on"),
     # Comparisons
     (["compare", *TASKS], "the following arguments are required: patterns"),
     (["compare", "h3", "h33", *TASKS], "unknown layer 'h33': did you mean 'h3'?"),

@@ -47,17 +47,18 @@ def read_recipe(arguments: Sequence[str], parser: Parser) -> Any:
     init, pattern = None, given.pattern
     if given.recipe.endswith(SUFFIXES):
         given = _read_file(given.recipe, arguments, parser)
-        if pattern is not None and given.init is not None:
-            raise InputError("--pattern has no effect on a run with init: give one of the two")
-    elif pattern is not None:
-        raise InputError("--pattern replaces the pattern of a recipe file: give one of the two")
     elif given.init is not None:
         raise InputError(
             f"--init goes with a YAML file, got RECIPE {given.recipe}: give the folder "
             f"{given.init} as RECIPE, or leave out --init"
         )
     elif os.path.isdir(given.recipe):
-        init, given.pattern = given.recipe, ""
+        init = given.recipe
+    elif pattern is not None:
+        raise InputError(
+            "--pattern replaces the pattern of a recipe file or of the model in a folder, got "
+            f"RECIPE {given.recipe}: give one of the two"
+        )
     elif "/" in given.recipe.partition("(")[0]:
         raise InputError(
             "RECIPE must be a pattern, a preset, a YAML file (.yaml, .yml) or an existing folder, "
@@ -66,21 +67,15 @@ def read_recipe(arguments: Sequence[str], parser: Parser) -> Any:
     else:
         given.pattern = given.recipe
     from stateline.generate.runs import read_model_config
-    from stateline.models.pattern import canonical_pattern
     from stateline.runs.initial import settings_of
 
     init = init or given.init
     if (start := read_model_config(init) if init else find_preset(given.pattern)) is not None:
-        asked = (find_preset(given.pattern) or given).pattern if init else ""
-        if asked and canonical_pattern(asked) != canonical_pattern(start.pattern):
-            raise InputError(
-                f"a run with init keeps the layers of its model, {start.pattern!r}, but the recipe "
-                f"has the pattern {given.pattern!r}: leave out one of the two"
-            )
+        layers = given.pattern if init else None
         settings = settings_of(start)
         parser.set_defaults({f"model.{name}": value for name, value in settings.items()})
         given = parser.parse_args(arguments)
-        given.pattern, given.init = start.pattern, init
+        given.pattern, given.init = layers or start.pattern, init
     return given
 
 
@@ -95,11 +90,9 @@ def _read_file(path: str, arguments: Sequence[str], parser: Parser) -> Any:
     for section in ("model", "train"):
         if not isinstance(found := given.get(section, Namespace()), Namespace):
             raise InputError(f"{section} in the recipe {path} must be a mapping, got {found!r}")
-    if given.init is not None and given.pattern is None:
-        given.pattern = ""
-    if given.pattern is None:
+    if given.pattern is None and given.init is None:
         raise InputError(f"the recipe {path} names no pattern: add a line such as pattern: h3*2")
     for name in ("pattern", "task", "out"):
-        if not isinstance(given[name], str):
+        if given[name] is not None and not isinstance(given[name], str):
             raise InputError(f"{name} in the recipe {path} must be text, got {given[name]!r}")
     return given

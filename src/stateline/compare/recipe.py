@@ -36,7 +36,8 @@ class Recipe:
         model: Settings of its configuration, without the vocabulary. With ``d_model`` among them
             it keeps its width, as a preset does.
         train: Settings of its training. A ``seed`` among them is not used.
-        init: Folder of its first weights; set by :func:`read_models`.
+        init: Folder of a model whose weights its runs start from, if the pattern has other layers
+            than that model. :func:`read_models` also sets it where the pattern is a folder.
     """
 
     pattern: str
@@ -100,29 +101,31 @@ def read_recipe(path: str | Path, name: str = "") -> tuple[Recipe, str | None]:
         kind, words = (dict, "a mapping") if key in ("model", "train") else (str, "text")
         if not isinstance(value, kind):
             raise InputError(f"{key} in {where} must be {words}, got {value!r:.40}")
-    pattern = given.get("init") or given.get("pattern")
-    if pattern is None:
+    init, pattern = given.get("init", ""), given.get("pattern", "")
+    if not (init or pattern):
         raise InputError(f"{where} names no pattern: add a line such as pattern: h3*2")
     model, train = given.get("model", {}), given.get("train", {})
     settings = {key: value for key, value in model.items() if key != "pooling"}
     fixed = ("pattern", "vocab_size")
     check_keywords(f"the model in {where}", ModelConfig, settings, without=fixed)
     check_keywords(f"the training in {where}", TrainConfig, train)
-    return Recipe(pattern, name or Path(path).stem, model, train), given.get("task")
+    return Recipe(pattern, name or Path(path).stem, model, train, init), given.get("task")
 
 
 def _read_model(given: str | Recipe) -> Recipe:
     if isinstance(given, str):
         name, pattern = split_alias(given)
         given = Recipe(pattern, name)
-    start, init = find_preset(given.pattern), ""
-    if start is None and _is_model(given.pattern):
-        start, init = read_model_config(given.pattern), given.pattern
+    if not given.init and _is_model(given.pattern):
+        given = replace(given, pattern="", init=given.pattern)
+    init, pattern = given.init, given.pattern
+    start = read_model_config(init) if init else find_preset(pattern)
     if start is None:
-        pattern = canonical_pattern(given.pattern)
+        pattern = canonical_pattern(pattern)
         return replace(given, pattern=pattern, name=given.name or pattern)
-    name = given.name or (Path(init).name if init else given.pattern)
-    return Recipe(start.pattern, name, {**settings_of(start), **given.model}, given.train, init)
+    name = given.name or pattern or Path(init).name
+    layers = canonical_pattern(pattern) if init and pattern else start.pattern
+    return Recipe(layers, name, {**settings_of(start), **given.model}, given.train, init)
 
 
 def _is_model(text: str) -> bool:

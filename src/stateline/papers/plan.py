@@ -86,7 +86,7 @@ def resolve(row: Row, table: Table, size: Size, recipes: Path) -> tuple[Recipe, 
         raise InputError(f"the row {row.name!r} has no task: add task to the row or to its size")
     model = _merged(recipe.model, given.model, row.model)
     train = _merged(recipe.train, given.train, row.train)
-    own = Recipe(row.pattern or recipe.pattern, row.name, model, train)
+    own = Recipe(row.pattern or recipe.pattern, row.name, model, train, recipe.init)
     return own, canonical_pattern(spec)
 
 

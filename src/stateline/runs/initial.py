@@ -39,10 +39,11 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
     """The configuration of a model for a task that starts from the model in a folder.
 
     A language model gets the vocabulary of that language model. For any other pair of kinds, the
-    task sets inputs and outputs.
+    task sets inputs and outputs. The pattern may have other layers in the same places.
 
     Raises:
-        InputError: If there is no model, or the task's model would have other layers.
+        InputError: If there is no model, or the task's model would have other settings or more or
+            fewer layers.
     """
     source, free = read_model_config(folder), FREE
     if type(config) is type(source) is ModelConfig:
@@ -62,17 +63,27 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
                 f"{config.kind.replace('_', ' ')} does not: choose a task for a "
                 f"{source.kind.replace('_', ' ')}"
             )
-    for name, there in (settings_of(source) | {"pattern": source.pattern}).items():
+    for name, there in settings_of(source).items():
         if name not in free and (own := getattr(config, name)) != there:
             raise InputError(
                 f"{name} would be {own!r}, but in the model in {folder} it is {there!r}: leave out "
                 "options that change its layers"
+            )
+    if config.pattern != source.pattern:
+        own, there = (len(meta_model(c).stack.links) for c in (config, source))
+        if own != there:
+            raise InputError(
+                f"the pattern {config.pattern!r} has {own} layers, feed-forwards included, but the "
+                f"model in {folder}, {source.pattern!r}, has {there}: replace layer by layer"
             )
     return config
 
 
 def new_tensors(config: ModelConfig, source: ModelConfig) -> list[str]:
     """Names of the weights that a model of ``source`` lacks or has in another shape.
+
+    Layers correspond by their place. One that replaces another kind has its norm, and what has the
+    same name and shape, such as the queries, keys, values and outputs of attention in H3.
 
     A head of another kind or with another pooling computes something else, so it is new.
     """
