@@ -124,7 +124,7 @@ CONTENTS = [
     (put(CONFIG, DEEP), f"the model configuration {CONFIG} is nested too deeply"),
     (
         change(CONFIG, "colour", to="red"),
-        f"{CONFIG} is damaged: unknown model setting 'colour': Known: ",
+        f"{CONFIG} is damaged, or of another version of Stateline: unknown model setting",
     ),
     (change(CONFIG, "d_model", to="8"), "wants d_model to be int, got '8'"),
     (

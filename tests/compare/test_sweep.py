@@ -216,7 +216,7 @@ class TestGrid:
             ({"lr": 1.0}, "give one of the two"),
             ({"seeds": 0}, "seeds must be from 1 to 9999, got 0"),
             ({"train": {"seed": 3}}, "seed is set by the protocol: give the number of seeds"),
-            ({"model": {"d_model": 4}}, "the width of the first model is d_model"),
+            ({"model": {"d_model": 4}}, "would set the width of all models: give d_model"),
             ({"model": {"nrom": "rms"}}, "nrom"),
             ({"train": {"stpes": 3}}, "unknown training setting 'stpes': did you mean 'steps'"),
             ({"lrs": [-1.0, 1.0]}, "lr must be positive, got -1.0"),

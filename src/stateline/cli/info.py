@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import Namespace
 
 from stateline.cli.console import plain_table
-from stateline.cli.options import add_device_and_dtype, place
+from stateline.cli.options import StateDType, add_device_and_dtype, place
 from stateline.cli.parser import Parser
-from stateline.devices import DTypeName, resolve_dtype
+from stateline.devices import resolve_dtype
 from stateline.models.config import ModelConfig
 from stateline.reports.format import short_bytes, short_number
 from stateline.settings import at_least
@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     parser.option("lengths", list[int], LENGTHS, "tokens at which costs are shown")
     parser.switch("json", "print JSON: a list with an object per pattern")
     add_device_and_dtype(parser)
-    parser.option("state_dtype", DTypeName, None, "dtype of states between steps, as in generate")
+    parser.option("state_dtype", StateDType, None, "dtype of states between steps, as in generate")
     parser.add_class_arguments(ModelConfig, skip={"pattern", "vocab_size", "layers"})
 
 

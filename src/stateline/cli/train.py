@@ -36,7 +36,9 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.argument("recipe", 'a YAML file, a pattern such as "attention h3*2", or a preset')
     option, switch = parser.option, parser.switch
-    option("pattern", str, None, "pattern in place of that of the recipe or of the model to start from")
+    option(
+        "pattern", str, None, "pattern in place of that of the recipe or of the model to start from"
+    )
     about = "with a YAML file: folder of a model, also a published one, to start from"
     option("init", str, None, about)
     option("task", str, "text", 'for example "text(path=books)"')

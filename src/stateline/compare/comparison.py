@@ -199,7 +199,9 @@ def _check(comparison: Comparison) -> None:
     if "seed" in comparison.train:
         raise InputError("seed is set by the protocol: give the number of seeds instead")
     if "d_model" in comparison.model:
-        raise InputError("the width of the first model is d_model, not a setting of all models")
+        raise InputError(
+            "model.d_model would set the width of all models: give d_model, that of the first model"
+        )
 
 
 def _check_protocol(comparison: Comparison) -> None:

@@ -118,7 +118,9 @@ def read_config(path: Path) -> ModelConfig:
     except InputError as error:
         if str(path) in str(error):
             raise
-        raise InputError(f"{path} is damaged: {error}") from error
+        raise InputError(
+            f"{path} is damaged, or of another version of Stateline: {error}"
+        ) from error
 
 
 def float32_parameters(model: nn.Module) -> set[str]:
