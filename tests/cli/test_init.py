@@ -18,6 +18,7 @@ from stateline.models.sequence_head import ClassifierConfig, RegressorConfig
 from stateline.runs.initial import as_in_folder, new_tensors, start_from
 from tests.tasks.small_data import task_on
 
+ATTENTION = ("attention", "sliding_attention")
 ONE_STEP = ["--train.steps", "1", "--train.lr", "1e-12", "--train.weight_decay", "0"]
 
 
@@ -113,6 +114,20 @@ def test_layers_are_replaced_in_their_places(
     message = "'attention mamba' has 3 layers, feed-forwards included, but the model in"
     assert message in capsys.readouterr().err
     assert train(*start, "--pattern", "attention mamba feed_forward") == 0
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_attention_becomes_attention_within_a_window_and_back(tmp_path: Path, bias: bool) -> None:
+    patterns = [f"attention(position=rope, n_kv_heads=2, bias={bias})", "sliding_attention"]
+    patterns[1] += patterns[0].removeprefix("attention").replace("(", "(window=99, ")
+    x, settings = torch.arange(20)[None] % 9, {name: {"n_heads": 4} for name in ATTENTION}
+    for there, here in (patterns, patterns[::-1]):
+        config = ModelConfig(there, 9, 32, layers=settings)
+        first, folder = LanguageModel(config), tmp_path / here[:4]
+        save_model(first, folder)
+        model = start_from(as_in_folder(replace(config, pattern=here), str(folder)), str(folder))
+        assert new_tensors(model.config, config) == []
+        torch.testing.assert_close(model(x), first(x))
 
 
 def test_a_comparison_replaces_layers_as_a_recipe_says(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.files import sha256
@@ -87,10 +89,25 @@ def new_tensors(config: ModelConfig, source: ModelConfig) -> list[str]:
 
     A head of another kind or with another pooling computes something else, so it is new.
     """
-    shapes = {n: t.shape for n, t in meta_model(source).state_dict().items()}
+    wanted = meta_model(config).state_dict()
+    shapes = {n: t.shape for n, t in _offered(meta_model(source).state_dict(), wanted).items()}
     if any(getattr(source, n, None) != getattr(config, n, None) for n in ("kind", "pooling")):
         shapes = {n: shape for n, shape in shapes.items() if not n.startswith("head.")}
-    return [n for n, t in meta_model(config).state_dict().items() if shapes.get(n) != t.shape]
+    return [n for n, t in wanted.items() if shapes.get(n) != t.shape]
+
+
+def _offered(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights by their names, also by those of attention that maps queries apart, or together."""
+    found = dict(weights)
+    for name, tensor in weights.items():
+        layer, joined, kind = name.rpartition(".qkv.")
+        queries, others = (f"{layer}.{part}_proj.{kind}" for part in ("q", "kv"))
+        if joined and queries in wanted:
+            found[queries], found[others] = tensor.tensor_split([len(wanted[queries])])
+        layer, apart, kind = name.rpartition(".q_proj.")
+        if apart and (others := f"{layer}.kv_proj.{kind}") in weights:
+            found[f"{layer}.qkv.{kind}"] = torch.cat([tensor, weights[others]])
+    return found
 
 
 def start_from(config: ModelConfig, folder: str) -> AnyModel:
@@ -107,6 +124,6 @@ def start_from(config: ModelConfig, folder: str) -> AnyModel:
     if source.config == config:
         return source
     model, new = make_model(config), new_tensors(config, source.config)
-    weights = source.state_dict()
+    weights = _offered(source.state_dict(), model.state_dict())
     model.load_state_dict({n: weights[n] for n in model.state_dict() if n not in new}, strict=False)
     return model
