@@ -229,9 +229,13 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         """Whether the input is a sequence of vectors of width ``d_model``."""
         return type(self).example_input is SequenceLayer.example_input
 
-    def state_bytes(self, length: int) -> int:  # noqa: ARG002
-        """Bytes of one row's state after ``length`` tokens. Override where the state grows."""
-        return nbytes(self.init_state(1))
+    def state_bytes(self, length: int) -> int:
+        """Bytes of one row's state after ``length`` tokens; each needs as much as one of capacity.
+
+        Override where a state grows otherwise.
+        """
+        empty, first = (nbytes(self.init_state(1, capacity=n)) for n in (0, 1))
+        return empty + length * (first - empty)
 
     @property
     def state_grows(self) -> bool:

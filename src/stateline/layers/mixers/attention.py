@@ -206,11 +206,6 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
         heads = local_attention(q, *context, window, self.dropout.rate)
         return self._merge(heads, gate), context
 
-    def state_bytes(self, length: int) -> int:
-        """Bytes of a key and a value per token, and of the length."""
-        width = self.n_kv_heads * self.d_head
-        return 2 * length * width * self.qkv.weight.element_size() + 8
-
     def flops_per_token(self, length: int) -> float:
         """Linear maps, and scores and weighted sums over (length + 1) / 2 keys on average."""
         mixing = 2.0 * self.n_heads * self.d_head * (length + 1)

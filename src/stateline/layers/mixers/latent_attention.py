@@ -139,11 +139,6 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
         state.length.add_(1)
         return y[:, 0]
 
-    def state_bytes(self, length: int) -> int:
-        """Bytes of a latent and a rotated key per token, and of the length."""
-        width = self.d_latent + self.d_rotary
-        return length * width * self.q_proj.weight.element_size() + 8
-
     def flops_per_token(self, length: int) -> float:
         """Linear maps, and scores and weighted sums over (length + 1) / 2 keys on average."""
         mixing = self.n_heads * (2.0 * self.d_head + self.d_rotary) * (length + 1)

@@ -1,6 +1,5 @@
 """Causal softmax attention with a sliding window."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -192,11 +191,6 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         phase = positions[:, 0] % self.window if self.blocks and x.shape[1] else None
         y = self._attend(self._queries(x, positions), context, first, nearest, phase)
         return y, context
-
-    def state_bytes(self, length: int) -> int:  # noqa: ARG002
-        """Bytes of the keys and values of the window, and of the length."""
-        entries = self.span * math.prod(self._kv_shape)
-        return entries * self.q_proj.weight.element_size() + 8
 
     def flops_per_token(self, length: int) -> float:
         """Linear maps, and scores and weighted sums within the window."""

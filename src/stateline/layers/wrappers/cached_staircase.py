@@ -14,7 +14,6 @@ from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.context import Context, mean_visible
-from stateline.layers.state import nbytes
 from stateline.layers.wrappers.context_links import context_links
 from stateline.layers.wrappers.staircase import by_phase, climb, cut
 from stateline.ops.attention import check_room
@@ -139,12 +138,6 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
         for old, new in zip(pytree.tree_leaves(state), pytree.tree_leaves(after), strict=True):
             old.copy_(new[:, -old.shape[1] :] if old.ndim > 1 else new)
         return y
-
-    def state_bytes(self, length: int) -> int:
-        """Bytes of live and cached keys and values, and of the length."""
-        state = self.init_state(1, capacity=1)
-        cached = nbytes(state.cache) * (length if self.steps is None else 1)
-        return cached + nbytes(state.live) + 8
 
     def flops_per_token(self, length: int) -> float:
         """Operations of the core in each pass, and of projecting the final vectors.
