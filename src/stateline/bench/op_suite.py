@@ -92,12 +92,11 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                         settings.skipped.append(Skipped(name, backend, work, length, reason))
                     else:
                         calls[backend] = call
-                begun = {backend: first[backend] for backend in calls}
                 timed = interleave(
                     calls,
                     seconds=settings.seconds,
                     device=settings.device,
-                    first=begun,
+                    first=first,
                     clock=settings.clock,
                 )
                 for backend, timing in timed.items():
