@@ -90,10 +90,9 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     ) -> Tensor:
         require_causal(self, "the prediction of what follows")
         check_length(self.max_len, x.shape[1] if starts is None else starts.longest)
-        packed = {} if starts is None else {"starts": starts}
         positions = torch.arange(x.shape[1], device=x.device)
         positions = positions if starts is None else starts.positions
-        return self._logits(_last(self.stack(self._embed(x, positions), **packed), keep))
+        return self._logits(_last(self.stack(self._embed(x, positions), starts=starts), keep))
 
     def hidden_states(
         self, x: Int[Tensor, "batch length"]
@@ -116,12 +115,11 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     ) -> tuple[Tensor, LanguageModelState]:
         positions, position = count_positions(state.position, x, starts)
         if starts is None:
-            packed = {}
             check_length(self.max_len, x.shape[1], state.position)
         else:
-            packed = {"starts": starts}
             check_length(self.max_len, 1, positions.flatten())
-        h, layers = self.stack.forward_chunk(self._embed(x, positions), state.layers, **packed)
+        h = self._embed(x, positions)
+        h, layers = self.stack.forward_chunk(h, state.layers, starts=starts)
         return self._logits(_last(h, keep)), LanguageModelState(position, layers)
 
     def _step(self, x: Tensor, state: LanguageModelState) -> tuple[Tensor, LanguageModelState]:
