@@ -18,16 +18,12 @@ _UNITS = (
 class Prompts:
     """Draws prompts, after asking the server how long some are.
 
-    Attributes:
-        exact: Whether the numbers of tokens are exact, as the server counts them.
-
     Raises:
         InputError: If the server takes none of the prompts.
     """
 
     def __init__(self, server: Server, seed: int) -> None:
         self._random = random.Random(seed)
-        self.exact, self._units, self._extra = False, list[str](), 0
         for units in _UNITS:
             self._units, self._extra = units, 0
             try:
@@ -35,17 +31,16 @@ class Prompts:
             except Refused:
                 continue
             if counts == [counts[0], counts[0] + 32, counts[0] + 32]:
-                self.exact, self._extra = True, counts[0] - 8
+                self._extra = counts[0] - 8
                 return
-        if not self.exact:
-            raise InputError(
-                f"{server.url} takes no prompt of letters or digits whose tokens it counts one by "
-                "one: it cannot be checked"
-            )
+        raise InputError(
+            f"{server.url} takes no prompt of letters or digits whose tokens it counts one by one: "
+            "it cannot be checked"
+        )
 
     def draw(self, tokens: int) -> str:
         """A prompt of this many tokens, including tokens that the server adds."""
-        return "".join(self._random.choices(self._units, k=max(1, tokens - self._extra)))
+        return self.more(max(1, tokens - self._extra))
 
     def more(self, tokens: int) -> str:
         """A text of this many tokens that continues a prompt."""
