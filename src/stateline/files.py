@@ -285,13 +285,13 @@ def read_text(path: Path, what: str, *, max_bytes: int | None = None) -> str:
         raise _cannot_read(path, what, reason(error)) from error
 
 
-def read_json(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> Any:
+def read_json(path: Path, what: str) -> Any:
     """Read a JSON file, whose value may be of any type; see :func:`read_text`.
 
     Raises:
         InputError: If it cannot be read, is not JSON, or is nested too deeply.
     """
-    return parse_json(read_text(path, what, max_bytes=max_bytes), f"{what} {path}")
+    return parse_json(read_text(path, what, max_bytes=JSON_BYTES), f"{what} {path}")
 
 
 def read_json_object(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> dict[str, Any]:

@@ -82,10 +82,9 @@ class Trial:
         for _ in range(count):
             self.server.ask(self.prompts.draw(length), 1)
 
-    def again(self, clause: str, text: str, where: str, tokens: int = TOKENS) -> Pair:
+    def again(self, clause: str, text: str, where: str) -> Pair:
         """Ask a prompt again, and compare with its fresh answer."""
-        found = self.server.ask(text, tokens)
-        return Pair(clause, where, distance(found, self.fresh(text, tokens)))
+        return Pair(clause, where, distance(self.server.ask(text, TOKENS), self.fresh(text)))
 
     def repeated(self) -> Iterator[Pair]:
         """The same prompt three times; the first fills the server's kept states."""
