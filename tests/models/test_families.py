@@ -1,5 +1,6 @@
 """Families of transformers: read exactly, cut anywhere, and written back tensor for tensor."""
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,27 @@ def test_older_settings_of_rotary_positions_are_read(tmp_path: Path) -> None:
     assert_near(load_pretrained(tmp_path)(tokens()), official(tokens()).logits)
 
 
+def test_heads_need_not_divide_the_width_if_their_own_is_given() -> None:
+    kind, settings = MODELS["llama"]
+    odd = {"model_type": kind, **settings, "hidden_size": 34, "head_dim": 8}  # 34 // 4 is 8, too
+    assert CONVERTERS[kind].config(odd).layers["attention"]["d_head"] == 8
+
+
+FROM_THE_WIDTH = ("intermediate_size", "lru_width", "mamba_dt_rank", "time_step_rank")
+"""Fields without a number of their own where they are missing."""
+
+
+@pytest.mark.parametrize("kind", sorted({kind for kind, _ in MODELS.values()}))
+def test_a_missing_field_has_the_default_of_transformers(kind: str) -> None:
+    official = transformers.AutoConfig.for_model(kind).to_dict()
+    own = next(converter for converter in CONVERTERS.values() if kind in converter.kinds)
+    whole = own.config(official)
+    for name in official.keys() - {"model_type", *FROM_THE_WIDTH}:
+        rest = {other: value for other, value in official.items() if other != name}
+        with contextlib.suppress(InputError):  # a field that is required
+            assert own.config(rest) == whole, name
+
+
 REFUSED = [
     ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "scaled by 'yarn' are not supported"),
     (
@@ -177,6 +199,7 @@ REFUSED = [
         {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5}},
         "partial_rotary_factor=0.5 is not supported in this family",
     ),
+    ("gpt_neox", {"rotary_pct": 2.0}, "rotate pairs of entries, got 16 of 8"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
     ("llama", {"num_attention_heads": 0}, "must have 'num_attention_heads', an integer"),
     ("llama", {"is_causal": None}, "is_causal=None is not supported"),
