@@ -4,7 +4,7 @@ Bamba, Granite 4, Falcon-H1, Jamba, Nemotron-H, LFM2.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stateline.errors import InputError
@@ -204,26 +204,14 @@ def _numbers(settings: fields.Settings, name: str, n: int) -> list[float]:
 def _write_factors(model: Written) -> dict[str, Any]:
     mamba2, attention = model.first("mamba2"), model.first("attention")
     feed_forward, usual = model.first("feed_forward"), _usual(attention["d_head"])
-    scale, divisor = attention["score_scale"] or usual, model.config.logits_divisor
     return {
         "attention_out_multiplier": float(attention["out_scale"]),
-        "key_multiplier": _solved(lambda key: key * usual, scale / usual, scale),
-        "lm_head_multiplier": _solved(lambda after: 1 / after, 1 / divisor, divisor),
+        "key_multiplier": (attention["score_scale"] or usual) / usual,
+        "lm_head_multiplier": 1 / model.config.logits_divisor,
         "mamba_norm_before_gate": False,
         "mlp_multipliers": [float(feed_forward[name]) for name in ("gate_scale", "out_scale")],
         "ssm_multipliers": [float(mamba2[name]) for name in _SSM],
     }
-
-
-def _solved(function: Callable[[float], float], guess: float, wanted: float) -> float:
-    """The guess, or one of the floats beside it, at which the function is exactly ``wanted``."""
-    near = [guess]
-    for towards in (0.0, math.inf):
-        close = [guess]
-        for _ in range(3):
-            close.append(math.nextafter(close[-1], towards))
-        near += close
-    return next((number for number in near if function(number) == wanted), guess)
 
 
 def _every(settings: fields.Settings, name: str, period: int, offset: int) -> tuple[int, int]:
@@ -278,7 +266,7 @@ def _read_nemotron(draft: Draft) -> None:
     # a list of words, or a text with a sign for each layer
     stated = next((settings[name] for name in _LISTS.split() if settings.get(name)), None)
     known = _SIGNS if isinstance(stated, str) else _KINDS | _OLD_KINDS
-    if not isinstance(stated, str | list) or not 0 < len(stated) <= MAX_LAYERS:
+    if not isinstance(stated, str | list) or len(stated) > MAX_LAYERS:
         raise InputError(
             f"layers_block_type must list 1 to {MAX_LAYERS} layers, got {stated!r:.80}"
         )
