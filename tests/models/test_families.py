@@ -171,10 +171,28 @@ def test_older_settings_of_rotary_positions_are_read(tmp_path: Path) -> None:
     assert_near(load_pretrained(tmp_path)(tokens()), official(tokens()).logits)
 
 
-def test_heads_need_not_divide_the_width_if_their_own_is_given() -> None:
-    kind, settings = MODELS["llama"]
-    odd = {"model_type": kind, **settings, "hidden_size": 34, "head_dim": 8}  # 34 // 4 is 8, too
-    assert CONVERTERS[kind].config(odd).layers["attention"]["d_head"] == 8
+READ = [
+    ("llama", {"hidden_size": 34, "head_dim": 8}, "attention.d_head", 8),
+    ("bamba", {"partial_rotary_factor": 0.25}, "attention.rotary_fraction", 0.5),
+    ("granitemoehybrid", {"num_local_experts": 1}, "moe.experts", 1),
+    ("falcon_h1", {"mamba_d_ssm": None, "mamba_n_heads": 8}, "mamba2.expand", 2.0),
+    ("lfm2", {"tie_embedding": False}, "tie_embeddings", False),
+    ("lfm2", {"block_ffn_dim_multiplier": None}, "feed_forward.d_hidden", 32),
+    ("lfm2", {"block_multiple_of": 20}, "feed_forward.d_hidden", 40),
+    ("lfm2", {"layer_types": None, "full_attn_idxs": [1]}, "pattern", "gated_conv attention"),
+    ("minimax", {"rotary_dim": None}, "attention.n_heads", 4),
+]
+"""Fields of ``config.json``, and what they mean here."""
+
+
+@pytest.mark.parametrize(("name", "changed", "place", "value"), READ)
+def test_a_field_is_read_as_transformers_reads_it(
+    name: str, changed: dict[str, Any], place: str, value: Any
+) -> None:
+    kind, settings = MODELS[name]
+    config = CONVERTERS[kind].config({"model_type": kind, **settings, **changed})
+    layer, _, keyword = place.rpartition(".")
+    assert (config.layers[layer][keyword] if layer else getattr(config, keyword)) == value
 
 
 FROM_THE_WIDTH = ("intermediate_size", "lru_width", "mamba_dt_rank", "time_step_rank")
@@ -211,11 +229,15 @@ REFUSED = [
     ("gpt_neo", {"attention_types": 3}, "cannot read attention_types=3"),
     ("gpt_neo", {"attention_types": [[["global"], 1]]}, "states 1 layers, and num_layers 4"),
     ("bamba", {"attn_rotary_emb": 8}, "attn_rotary_emb must be 4 here, got 8"),
+    ("bamba", {"mamba_n_heads": 7, "mamba_d_head": "auto"}, "hidden_size, 64, got 7"),
     ("bamba", {"time_step_limit": [0.0, 1.0]}, "limited step sizes are not supported"),
     ("granitemoehybrid", {"num_local_experts": -1}, "must have 'num_local_experts', an integer"),
+    ("jamba", {"attn_layer_offset": 2}, "attn_layer_offset must be from 0 to 1, got 2"),
+    ("jamba", {"expert_layer_offset": -1}, "expert_layer_offset must be from 0 to 1, got -1"),
     ("lfm2", {"layer_types": ["conv"]}, "layer_types must name 2 layers"),
     ("lfm2", {"layer_types": ["conv", "linear"]}, "layers must be .* got 'linear'"),
     ("nemotron_h", {"layers_block_type": ["conv"]}, "layers of a Nemotron-H are .* got 'conv'"),
+    ("nemotron_h", {"layers_block_type": ["mlp"] * 513}, "must list 1 to 512 layers, got"),
     ("nemotron_h with experts", {"mlp_bias": True}, "mlp_bias=True is not supported in a model"),
     ("nemotron_h with experts", {"moe_latent_size": 8}, "moe_latent_size=8 is not supported"),
     ("nemotron_h with experts", {"n_group": 2}, "n_group=2 is not supported"),
@@ -232,6 +254,8 @@ REFUSED = [
         {"mlp_alpha_factor": 2.0},
         r"the fields \*_alpha_factor must be equal, got .2.0, 3.5",
     ),
+    ("minimax", {"rotary_dim": 3}, "rotary_dim must be even and at most 8, got 3"),
+    ("minimax", {"rotary_dim": 10}, "rotary_dim must be even and at most 8, got 10"),
     ("minimax", {"block_size": 8}, "block_size=8 is not supported"),
     (
         "olmo_hybrid",
@@ -246,6 +270,17 @@ REFUSED = [
     ("kimi_linear", {"num_key_value_heads": 2}, "num_key_value_heads must be 4 here, got 2"),
     ("kimi_linear", {"v_head_dim": 8}, "v_head_dim must be 12 here, got 8"),
     ("kimi_linear", {"linear_attn_config": {"x": 1}}, "linear_attn_config with x is not supported"),
+    (
+        "kimi_linear",
+        {
+            "layer_types": None,
+            "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 2]},
+        },
+        "full_attn_layers and kda_layers must name each of . layers once",
+    ),
+    ("xlstm", {"embedding_dim": 64}, "embedding_dim must be 128 here, got 64"),
+    ("xlstm", {"num_blocks": 3}, "num_blocks must be 2 here, got 3"),
+    ("xlstm", {"qk_dim_factor": 0.0}, "qk_dim_factor must be positive and below a million, got 0"),
     ("qwen3_moe", {"num_local_experts": 3}, "num_experts must be 3 here, got 4"),
     (
         "recurrent_gemma",

@@ -114,6 +114,11 @@ def test_a_mistral_with_layer_types_is_a_ministral_and_goes_back(kind: str, tmp_
     official = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     assert_near(found.model(tokens()), official(tokens()).logits)
     write_pretrained(found.model, tmp_path / "back", "mistral")
+    written = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (written["model_type"], *written["architectures"]) == (
+        "ministral",
+        "MinistralForCausalLM",
+    )
     assert_same_tensors(tmp_path / "back", tmp_path / "hf")
     assert_near(load_pretrained(tmp_path / "back")(tokens()), official(tokens()).logits)
 
