@@ -72,9 +72,11 @@ def wanted(tmp_path: Path) -> Tensor:
 class TestFormsOfAFolder:
     """All give the same model."""
 
-    def test_pickled(self, tmp_path: Path, wanted: Tensor) -> None:
+    @pytest.mark.parametrize("zipped", [True, False])  # the format since PyTorch 1.6, and before
+    def test_pickled(self, tmp_path: Path, wanted: Tensor, zipped: bool) -> None:
         (published(tmp_path) / "model.safetensors").unlink()
-        torch.save(official(), tmp_path / "pytorch_model.bin")
+        path = tmp_path / "pytorch_model.bin"
+        torch.save(official(), path, _use_new_zipfile_serialization=zipped)
         assert torch.equal(logits(load_pretrained(tmp_path)), wanted)
 
     @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
@@ -178,6 +180,20 @@ class TestWhatIsWrongIsNamed:
         (published(tmp_path) / "model.safetensors").unlink()
         (tmp_path / "pytorch_model.bin").write_bytes(content)
         with pytest.raises(InputError, match=r"cannot read the weights"):
+            load_pretrained(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("held", "message"),
+        [
+            ([torch.ones(2)], "does not hold tensors by name"),
+            ({"steps": 3}, "does not hold tensors by name"),
+            ({"pytorch-lightning_version": "2.0"}, "the published weights lack "),
+        ],
+    )
+    def test_a_pickled_file_without_tensors(self, tmp_path: Path, held: Any, message: str) -> None:
+        (published(tmp_path) / "model.safetensors").unlink()
+        torch.save(held, tmp_path / "pytorch_model.bin")
+        with pytest.raises(InputError, match=message):
             load_pretrained(tmp_path)
 
     def test_code_in_a_pickled_file_is_not_run(self, tmp_path: Path) -> None:
