@@ -12,7 +12,7 @@ import altair as alt
 import pytest
 
 from stateline.charts import draw
-from stateline.charts.chart import Axis
+from stateline.charts.chart import PADDING, Axis
 from stateline.charts.export import FORMATS, image, write_charts
 from stateline.charts.labels import Box, mark_box, place_names, spread_out
 from stateline.charts.lines import Level, Line, Point, limits, line_chart
@@ -53,6 +53,30 @@ def test_an_axis_ends_before_far_outliers_only():
     assert limits([*near, 3.3]) is None
     low, high = limits([*near, 100.0])
     assert low < 2.0 < 2.9 < high < 3.1
+
+
+def test_an_axis_with_a_single_value_has_room_around_it():
+    assert Axis("steps").over([2.0, 2.0]).domain == (1.5, 2.5)
+    assert Axis("bytes", "log10").over([2.0, 2.0]).domain == (1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "own"),
+    [
+        ("linear", {"zero": False}),
+        ("log2", {"type": "log", "base": 2}),
+        ("log10", {"type": "log", "base": 10}),
+    ],
+)
+def test_an_axis_begins_at_the_data_and_has_its_base(scale, own):
+    encoded = Axis("bytes", scale).encode(alt.X, "x").to_dict()
+    assert encoded["scale"] == {"nice": False, "padding": PADDING, **own}
+
+
+def test_a_page_may_fade_models_and_has_its_own_title_and_background():
+    spec = chart().spec(alone=False)
+    assert spec.keys().isdisjoint(["title", "background"])
+    assert json.dumps(spec["layer"]).count("indexof(shown, datum.model)") == 3
 
 
 def test_a_seed_that_diverged_leaves_the_median_of_the_others():
