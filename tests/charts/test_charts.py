@@ -13,7 +13,7 @@ import pytest
 
 from stateline.charts import draw
 from stateline.charts.chart import PADDING, Axis
-from stateline.charts.export import FORMATS, image, write_charts
+from stateline.charts.export import FORMATS, image, pictures, write_charts
 from stateline.charts.labels import Box, mark_box, place_names, spread_out
 from stateline.charts.lines import Level, Line, Point, limits, line_chart
 from stateline.charts.scatter import Spot, front, trade_off_chart
@@ -231,6 +231,12 @@ def test_the_same_chart_gives_the_same_bytes(tmp_path):
         assert (tmp_path / f"a/bits.{form}").read_bytes() == (
             tmp_path / f"b/bits.{form}"
         ).read_bytes()
+
+
+def test_ids_in_a_picture_do_not_depend_on_other_pictures(monkeypatch):
+    drawn = '<clipPath id="clip{}"/><g clip-path="url(#clip{})"/><clipPath id="clip{}"/>'
+    monkeypatch.setattr("stateline.charts.export.draw", lambda _: [drawn.format(7, 7, 12)])
+    assert pictures([{}]) == [drawn.format("-0", "-0", "-1")]
 
 
 def test_charts_are_drawn_in_one_process(tmp_path, monkeypatch):
