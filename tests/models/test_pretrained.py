@@ -128,6 +128,8 @@ def test_the_precision_can_be_chosen(vectors: Path) -> None:
     dtypes = {name.split(".")[-1]: p.dtype for name, p in model.named_parameters()}
     assert dtypes["a_log"] == torch.float32
     assert model.embedding.weight.dtype == torch.bfloat16
+    wide = load_pretrained(vectors / "repeat" / "mamba_hf", dtype=torch.float64)
+    assert {parameter.dtype for parameter in wide.parameters()} == {torch.float64}
 
 
 def test_half_precision_is_written_back_as_it_was(tmp_path: Path, vectors: Path) -> None:
