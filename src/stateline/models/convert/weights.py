@@ -225,7 +225,7 @@ def assemble(
                 f"the published weights do not fit their config: {name!r} wants the shape "
                 f"{wanted.get(name)}, got {tuple(tensor.shape)}"
             )
-        wanted_dtype = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+        wanted_dtype = dtype or tensor.dtype
         if name in kept and wanted_dtype in LOW_PRECISION:
             wanted_dtype = torch.float32
         owned[name] = tensor.to(device, wanted_dtype, memory_format=torch.contiguous_format)
