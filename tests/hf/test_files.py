@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stateline.cli import main
-from stateline.data import ByteTokenizer, CharacterTokenizer, load_tokenizer
+from stateline.data import ByteTokenizer, CharacterTokenizer, Tokenizer, load_tokenizer
 from stateline.errors import InputError
 from stateline.generate import generate, load_run
 from stateline.layers import LAYERS
@@ -200,6 +200,7 @@ def test_remote_code_finds_the_installed_package(run: Path, tmp_path: Path) -> N
     names: dict[str, object] = {}
     exec(compile(code, "modeling_stateline.py", "exec"), names)
     auto = json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"]
+    assert auto.keys() == {"AutoConfig", "AutoModelForCausalLM"}
     assert {value.partition(".")[2] for value in auto.values()} <= names.keys()
     assert load_model(tmp_path / "out").embedding.weight.dtype == torch.bfloat16
 
@@ -241,10 +242,11 @@ def test_tokenizers_give_the_same_tokens(kind: str, tmp_path: Path) -> None:
     assert batch["attention_mask"][1][0] == 0
 
 
-def small_bpe(folder: Path) -> object:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def small_bpe(folder: Path) -> Tokenizer:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
+    made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -254,6 +256,18 @@ def small_bpe(folder: Path) -> object:
     made.train_from_iterator([TEXT] * 3, trainer)
     made.save(str(folder / "tokenizer.json"))
     return load_tokenizer(folder / "tokenizer.json")
+
+
+def test_an_exported_model_ends_at_the_end_of_text_and_pads_with_another_token(
+    tmp_path: Path,
+) -> None:
+    save_model(LanguageModel(ModelConfig("h3", 300, 16)), tmp_path / "bpe")
+    own = small_bpe(tmp_path / "bpe")
+    hf.export(tmp_path / "bpe", tmp_path / "out", max_shard_size="20KB")
+    found = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert found["eos_token_id"] == found["bos_token_id"] == own.end_of_text
+    assert found["pad_token_id"] >= own.vocab_size
+    assert (tmp_path / "out" / "model.safetensors.index.json").exists()
 
 
 def test_a_model_of_token_numbers_has_no_tokenizer(
