@@ -150,6 +150,10 @@ def test_queries_keys_and_values_lie_head_by_head() -> None:
     assert torch.equal(ours[20:], weight[20:])  # values of head 1
 
 
+def test_a_published_model_is_in_evaluation_mode(tmp_path: Path) -> None:
+    assert not load_pretrained(published(tmp_path)).training
+
+
 def test_half_precision_stays(tmp_path: Path) -> None:
     half = {name: tensor.half() for name, tensor in official().items()}
     model = load_pretrained(published(tmp_path, half))
