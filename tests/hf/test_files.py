@@ -1,6 +1,7 @@
 """Models pass between our folders and those of transformers without a change."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.hf.conftest import MIXED, Make, hf
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-TEXT = "a state is\n\tä value é 日本 \x00\r Ā end"
+TEXT = "a state is\n\n\tä value éí 日本 \x00\r Ā end"
 
 
 def read(folder: Path, **settings: object) -> torch.nn.Module:
@@ -186,6 +187,16 @@ def test_the_model_card_tells_size_state_and_scores(run: Path, tmp_path: Path) -
     assert "| 20 | 0.4375 | \N{EN DASH} |\n| 40 | diverged | 2 |" in card
 
 
+@pytest.mark.parametrize(("max_len", "lengths"), [(1024, ["256", "1,024"]), (100, ["100"])])
+def test_the_model_card_tells_the_state_at_lengths_that_the_model_reads(
+    max_len: int, lengths: list[str]
+) -> None:
+    from stateline.hf.card import card
+
+    text = card(LanguageModel(ModelConfig("h3", 11, 16, max_len=max_len)))
+    assert re.findall(r"^\| ([\d,]+) \| [\d,]+ \|$", text, re.MULTILINE) == lengths
+
+
 def test_a_run_in_the_home_folder_is_exported(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +251,8 @@ def test_tokenizers_give_the_same_tokens(kind: str, tmp_path: Path) -> None:
     assert found.eos_token_id == own.end_of_text
     batch = found([TEXT[:2], TEXT[:1]], padding=True)
     assert batch["attention_mask"][1][0] == 0
+    written = json.loads((tmp_path / "saved" / "tokenizer.json").read_text())
+    assert (written["truncation"], written["padding"]) == (None, None)
 
 
 def small_bpe(folder: Path) -> Tokenizer:
@@ -254,6 +267,8 @@ def small_bpe(folder: Path) -> Tokenizer:
         vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"]
     )
     made.train_from_iterator([TEXT] * 3, trainer)
+    made.enable_truncation(4)
+    made.enable_padding(length=64)
     made.save(str(folder / "tokenizer.json"))
     return load_tokenizer(folder / "tokenizer.json")
 
