@@ -102,6 +102,12 @@ def test_a_model_made_from_a_configuration_has_our_initial_values(make: Make) ->
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_a_configuration_knows_the_names_of_transformers() -> None:
+    config = hf.StatelineConfig(hidden_size=48, max_position_embeddings=64)
+    assert (config.d_model, config.max_len) == (48, 64)
+    assert config.model_config() == ModelConfig("h3", vocab_size=256, d_model=48, max_len=64)
+
+
 def test_a_wrapped_model_shares_its_tensors(make: Make) -> None:
     model = make()
     wrapped = hf.wrap(model)
