@@ -1,7 +1,7 @@
-"""The kernels of state passing as differentiable functions of signals and tables.
+"""State passing as a differentiable function of signals and weights.
 
-Signals are (row, channel, length), states (row, channel, 2, mode). Only the inputs are saved for
-the backward pass, which computes the states again.
+Signals are (row, channel, length), the states of the kernels (row, channel, 2, mode). Only the
+inputs are saved for the backward pass, which computes the states again.
 """
 
 from typing import Any, NamedTuple
@@ -10,17 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stateline.ops.diagonal_ssm import DiagonalWeights
 from stateline.ops.diagonal_ssm import triton_kernel as diagonal
 from stateline.ops.kernel_op import KernelOp
 from stateline.ops.planes import conjugate, multiply, powers_of
 from stateline.ops.short_conv import triton_kernel as filters
-from stateline.ops.triton_common.launch import (
-    PRECISION,
-    channels_first,
-    empty,
-    on,
-    round_up,
-)
+from stateline.ops.triton_common.launch import PRECISION, channels_first, empty, on, round_up
 
 ROWS = 16
 """Blocks that a program handles at once: the fewest rows of a matrix product."""
@@ -63,19 +58,19 @@ class Tables(NamedTuple):
     leap: Tensor
 
 
-def block_size(length: int) -> int:
+def _block_size(length: int) -> int:
     """Inputs per block: longer blocks need fewer states, shorter ones fewer products per input."""
     return 16 if length <= 256 else 32
 
 
-def tables(
+def _tables(
     log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor | None, length: int
 ) -> tuple[Tables, Tensor]:
     """Tables for signals of this length, and the powers 0, 1, ..., T of the transition.
 
     They are differentiable. Powers are computed in float64.
     """
-    size = block_size(length)
+    size = _block_size(length)
     padding = round_up(b.shape[1]) - b.shape[1]
     log_a, b, c = (F.pad(t.float(), (0, 0, 0, padding)) for t in (log_a, b, c))
     log_a = log_a.expand(len(b), -1, -1)
@@ -91,26 +86,6 @@ def tables(
     leap = powers_of(log_a, size * torch.arange(ROWS + 1, device=log_a.device)).float()
     into, out = into.permute(0, 3, 2, 1).contiguous(), out.permute(0, 3, 1, 2).contiguous()
     return Tables(impulse, into, out, leap.permute(0, 3, 2, 1).contiguous()), powers
-
-
-def planes_first(state: Tensor, modes: int) -> Tensor:
-    """A state (row, channel, mode, 2) as the kernels hold it."""
-    return F.pad(state.float(), (0, 0, 0, modes - state.shape[-2])).mT.contiguous()
-
-
-def finish(before: Tensor, tail: Tensor, length: int, into: Tensor, powers: Tensor) -> Tensor:
-    """The state after a signal (row, channel, mode, 2), from the state before its last block."""
-    size = into.shape[2]
-    rest = (length - 1) % size + 1
-    driven = torch.einsum("bdj,dpjn->bdnp", tail[..., :rest], into[:, :, size - rest :])
-    return multiply(powers[:, :, rest], before.mT) + driven
-
-
-def numbered(starts: Tensor | None) -> Tensor | None:
-    """How many documents of each row have begun (row, length)."""
-    if starts is None:
-        return None
-    return starts.reshape(-1, starts.shape[-1]).cumsum(1, dtype=torch.int32)
 
 
 def _pointers(x: Signals) -> tuple[Tensor, ...]:
@@ -138,7 +113,7 @@ def _sizes(x: Signals, table: Tables, numbers: Tensor | None) -> dict[str, Any]:
 def _forward(
     x: Signals, table: Tables, first: Tensor, numbers: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, the state before the last block, and the inputs of this block."""
+    """Outputs, the state before the last block, and the inputs of it that reach its end."""
     tail = empty((*x.v.shape[:2], table.taps.shape[1]), first)
     found = empty(tuple(x.v.shape), x.v), empty(tuple(first.shape), first), tail
     _launch(x, table, first, numbers, (*found, first), output=True)
@@ -254,6 +229,36 @@ def _fake(
     return x.v.new_empty(x.v.shape), first.new_empty(first.shape), tail
 
 
-pass_states = KernelOp("pass_states", _forward, _backward, _fake)
-"""``pass_states(signals, tables, first, numbers)``: outputs, the state before the last block, and
-the inputs of the block that reach its end; :func:`finish` makes the state after it."""
+_passed = KernelOp("pass_states", _forward, _backward, _fake)
+
+
+def pass_states(
+    x: Signals,
+    weights: DiagonalWeights,
+    skip: Tensor | None,
+    state: Tensor | None,
+    starts: Tensor | None,
+) -> tuple[Tensor, Any]:
+    """Outputs (row, output, length) and the state after them, ``None`` if no state is given.
+
+    Several readouts of a channel run as separate channels. States are (row, channel, mode, 2).
+    """
+    (rows, channels, length), (outputs, modes) = x.v.shape, weights.c.shape[:2]
+    table, powers = _tables(*weights, skip, length)
+    own, (size, wide) = table.into, table.into.shape[2:]
+    if state is None:
+        first = own.new_zeros(rows, channels, 2, wide)
+    else:
+        first = F.pad(state.float(), (0, 0, 0, wide - modes)).mT.contiguous()
+    if (readouts := outputs // channels) > 1:
+        into, leap = (t.repeat(readouts, 1, 1, 1) for t in (own, table.leap))
+        table, first = table._replace(into=into, leap=leap), first.repeat(1, readouts, 1, 1)
+        x = x._replace(v=x.v.repeat(1, readouts, 1))
+    numbers = None if starts is None else starts.reshape(-1, length).cumsum(1, dtype=torch.int32)
+    y, before, tail = _passed(x, table, first, numbers)
+    if state is None:
+        return y, None
+    rest = (length - 1) % size + 1  # inputs of the last block
+    driven = torch.einsum("bdj,dpjn->bdnp", tail[:, :channels, :rest], own[:, :, size - rest :])
+    after = multiply(powers[:, :, rest], before[:, :channels].mT) + driven
+    return y, after[..., :modes, :].to(state.dtype)

@@ -7,14 +7,7 @@ from torch import Tensor
 
 from stateline.ops.convolution import slide
 from stateline.ops.diagonal_ssm import MOST_MODES
-from stateline.ops.diagonal_ssm.state_passing import (
-    Signals,
-    finish,
-    numbered,
-    pass_states,
-    planes_first,
-    tables,
-)
+from stateline.ops.diagonal_ssm.state_passing import Signals, pass_states
 from stateline.ops.h3_core import H3CoreState, H3Weights
 from stateline.ops.triton_common import launch, steps
 
@@ -48,20 +41,17 @@ def h3_core(
 ) -> tuple[Tensor, Any]:
     """Filter, gates and diagonal SSM in one pass."""
     taps, diagonal, skip = weights
-    table, powers = tables(*diagonal, skip, q.shape[1])
     if state is None:
         keys = q.new_zeros(len(q), q.shape[2], taps.shape[1] - 1, dtype=torch.float32)
-        first = keys.new_zeros(len(q), q.shape[2], *table.into.shape[1::2])
     else:
         k = k.float()  # its gradient is the sum of two, of which neither is rounded
         keys = state.past.mT.float().contiguous()
-        first = planes_first(state.h[:, 0, 0], table.into.shape[3])
     signals = Signals(v.mT, q.mT, k.mT, keys, taps.float().contiguous())
-    y, before, tail = pass_states(signals, table, first, numbered(starts))
+    h = None if state is None else state.h[:, 0, 0]
+    y, h = pass_states(signals, diagonal, skip, h, starts)
     if state is None:
         return y.mT, None
-    h = finish(before, tail, q.shape[1], table.into, powers)[..., : diagonal.b.shape[1], :]
-    return y.mT, H3CoreState(slide(state.past, k, starts), h[:, None, None].to(state.h.dtype))
+    return y.mT, H3CoreState(slide(state.past, k, starts), h[:, None, None])
 
 
 h3_core_stepper = steps.h3_stepper
