@@ -23,27 +23,19 @@ def compose_kept(decay, drive, kept, later_decay, later_drive, later_kept):
 
 
 @triton.jit
-def load_tile(x, start, length, column, channels, TIMES: tl.constexpr):
-    """Tokens ``start``, ... of some channels; zeros outside of the sequence."""
+def load_tile(x, start, length, column, columns, stride, TIMES: tl.constexpr):
+    """Some columns of tokens ``start``, ..., ``stride`` entries apart; zeros where none are."""
     time = start + tl.arange(0, TIMES)[:, None]
-    inside = (time < length) & (column < channels)[None, :]
-    return tl.load(x + time * channels + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    inside = (time < length) & (column < columns)[None, :]
+    return tl.load(x + time * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_tile(x, tile, start, length, column, channels, TIMES: tl.constexpr):
+def store_tile(x, tile, start, length, column, columns, stride, TIMES: tl.constexpr):
     """The inverse of ``load_tile``."""
     time = start + tl.arange(0, TIMES)[:, None]
-    inside = (time < length) & (column < channels)[None, :]
-    tl.store(x + time * channels + column[None, :], tile, mask=inside)
-
-
-@triton.jit
-def load_vectors(x, start, length, groups, states, TIMES: tl.constexpr, N: tl.constexpr):
-    """Vectors B or C of one group: (TIMES, N)."""
-    time, entry = start + tl.arange(0, TIMES)[:, None], tl.arange(0, N)[None, :]
-    inside = (time < length) & (entry < states)
-    return tl.load(x + time * groups * states + entry, mask=inside, other=0.0).to(tl.float32)
+    inside = (time < length) & (column < columns)[None, :]
+    tl.store(x + time * stride + column[None, :], tile, mask=inside)
 
 
 @triton.jit
@@ -123,33 +115,31 @@ def forward(
     """Outputs and last states; without OUTPUT, the states before every tile."""
     row = tl.program_id(1).to(tl.int64)
     group, _block, column = own_channels(channels, groups, WIDTH)
-    u += row * length * channels
-    dt += row * length * channels
-    b += (row * length * groups + group) * states
-    c += (row * length * groups + group) * states
+    signal, vectors = row * length * channels, (row * length * groups + group) * states
     place = place_of_state(row, channels, column, states, N)
     there = has_state(channels, column, states, N)
     own = place_of_state(0, channels, column, states, N)
     transition = tl.load(a + own, mask=there, other=0.0)
     h = tl.load(first + place, mask=there, other=0.0).to(tl.float32)
+    entry, apart = tl.arange(0, N), groups * states
     tiles = tl.cdiv(length, TIMES)
     for tile in range(tiles):
         start = tile * TIMES
         if not OUTPUT:
             here = place_of_state(row * tiles + tile, channels, column, states, N)
             tl.store(carries + here, h, mask=there)
-        x_dt = load_tile(dt, start, length, column, channels, TIMES)
+        x_dt = load_tile(dt + signal, start, length, column, channels, channels, TIMES)
         x = scan(
-            load_tile(u, start, length, column, channels, TIMES),
+            load_tile(u + signal, start, length, column, channels, channels, TIMES),
             x_dt,
-            load_vectors(b, start, length, groups, states, TIMES, N),
+            load_tile(b + vectors, start, length, entry, states, apart, TIMES),
             decays(x_dt, transition, begins + row * length, start, length, RESETS, TIMES),
             h,
         )
         if OUTPUT:
-            read = load_vectors(c, start, length, groups, states, TIMES, N)
+            read = load_tile(c + vectors, start, length, entry, states, apart, TIMES)
             o = tl.sum(x * read[:, None, :], axis=2)
-            store_tile(y + row * length * channels, o, start, length, column, channels, TIMES)
+            store_tile(y + signal, o, start, length, column, channels, channels, TIMES)
         h = row_of(x, TIMES - 1, TIMES)
     if OUTPUT:
         tl.store(last + place, h, mask=there)
@@ -176,21 +166,21 @@ def backward(
     transition = tl.load(a + own, mask=there, other=0.0)
     g = tl.load(dlast + place, mask=there, other=0.0)
     d_a = tl.zeros((WIDTH, N), tl.float32)
-    entry = tl.arange(0, N)[None, :]
+    entry, apart = tl.arange(0, N), groups * states
     tiles = tl.cdiv(length, TIMES)
     for back in range(tiles):
         tile = tiles - 1 - back
         start = tile * TIMES
         here = place_of_state(row * tiles + tile, channels, column, states, N)
-        x_u = load_tile(u + signal, start, length, column, channels, TIMES)
-        x_dt = load_tile(dt + signal, start, length, column, channels, TIMES)
-        x_b = load_vectors(b + vectors, start, length, groups, states, TIMES, N)
+        x_u = load_tile(u + signal, start, length, column, channels, channels, TIMES)
+        x_dt = load_tile(dt + signal, start, length, column, channels, channels, TIMES)
+        x_b = load_tile(b + vectors, start, length, entry, states, apart, TIMES)
         before = tl.load(carries + here, mask=there, other=0.0)
         decay = decays(x_dt, transition, begins, start, length, RESETS, TIMES)
         h, kept = scan_kept(x_u, x_dt, x_b, decay, before)
-        d_y = load_tile(dy + signal, start, length, column, channels, TIMES)
-        x_c = load_vectors(c + vectors, start, length, groups, states, TIMES, N)
-        later = load_tile(dt + signal, start + 1, length, column, channels, TIMES)
+        d_y = load_tile(dy + signal, start, length, column, channels, channels, TIMES)
+        x_c = load_tile(c + vectors, start, length, entry, states, apart, TIMES)
+        later = load_tile(dt + signal, start + 1, length, column, channels, channels, TIMES)
         decay = decays(later, transition, begins, start + 1, length, RESETS, TIMES)
         entering = d_y[:, :, None] * x_c[:, None, :]
         whole, adjoint = over_times(decay, entering, True)
@@ -199,13 +189,13 @@ def backward(
         kept *= adjoint
         d_signal = tl.sum(adjoint * x_b[:, None, :], axis=2)
         d_dt = x_u * d_signal + tl.sum(kept * transition[None, :, :], axis=2)
-        store_tile(du + signal, x_dt * d_signal, start, length, column, channels, TIMES)
-        store_tile(ddt + signal, d_dt, start, length, column, channels, TIMES)
+        store_tile(du + signal, x_dt * d_signal, start, length, column, channels, channels, TIMES)
+        store_tile(ddt + signal, d_dt, start, length, column, channels, channels, TIMES)
         d_a += tl.sum(kept * x_dt[:, :, None], axis=0)
-        time = start + tl.arange(0, TIMES)[:, None]
-        at, inside = sheet + time * groups * states + entry, (time < length) & (entry < states)
-        tl.store(db + at, tl.sum(adjoint * (x_dt * x_u)[:, :, None], axis=1), mask=inside)
-        tl.store(dc + at, tl.sum(h * d_y[:, :, None], axis=1), mask=inside)
+        d_b = tl.sum(adjoint * (x_dt * x_u)[:, :, None], axis=1)
+        d_c = tl.sum(h * d_y[:, :, None], axis=1)
+        store_tile(db + sheet, d_b, start, length, entry, states, apart, TIMES)
+        store_tile(dc + sheet, d_c, start, length, entry, states, apart, TIMES)
     first = tl.load(dt + signal + column, mask=column < channels, other=0.0).to(tl.float32)
     kept_first = tl.exp(first[:, None] * transition)
     if RESETS:
