@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from stateline.ops.numba_common.blocks import scratch
+from stateline.ops.numba_common.blocks import add_multiple, dot, scratch
 from stateline.ops.numba_common.jit import kernel, summing_kernel
 from stateline.ops.numba_common.vector import (
     LANES,
@@ -310,15 +310,6 @@ def _weights(scores, grads, count, norms, deltas, first):
         store(grads, t * LANES, weight * (load(grads, t * LANES, LANES) - e))
 
 
-@summing_kernel
-def _score(q, at, k, place, d):
-    """Product of a query and a key that begin at given entries."""
-    total = q.dtype.type(0)
-    for c in range(d):
-        total += entry(q, at + c) * entry(k, place + c)
-    return total
-
-
 @kernel
 def backward(
     q, k, v, gy, y, known, dq, dk, dv, starts, slopes, windows, firsts, of_q, of_k, of_v,
@@ -353,7 +344,7 @@ def backward(
         _pack(gp, gy, at, stride, length, d, one)
         for t in range(length):
             norms[t] = known[task * length + t]
-            deltas[t] = _score(y, at + t * stride, gp, t * wide, d)
+            deltas[t] = dot(y, at + t * stride, gp, t * wide, d)
         for first in range(0, length, LANES):
             _turn(blocks[first * wide :], qp, first, wide)
             _turn(gblocks[first * wide :], gp, first, wide)
@@ -388,12 +379,6 @@ def backward(
 
 
 @summing_kernel
-def _accumulate(total, weight, v, place):
-    for c in range(len(total)):
-        total[c] += weight * entry(v, place + c)
-
-
-@summing_kernel
 def step(
     q, k, v, y, starts, slopes, windows, _, of_q, of_k, of_v, length, slots, heads, d, group,
     start, stop,
@@ -415,7 +400,7 @@ def step(
             ours = row * slots * of_v + head // group * d
             top = q.dtype.type(HIDDEN)
             for j in range(low, high):
-                score = scale * _score(q, at, k, first + j * of_k, d)
+                score = scale * dot(q, at, k, first + j * of_k, d)
                 weights[j] = score - slope * q.dtype.type(position - j)
                 top = max(top, weights[j])
             mass = q.dtype.type(0)
@@ -424,7 +409,7 @@ def step(
                 mass += weights[j]
             total[:] = 0
             for j in range(low, high):
-                _accumulate(total, weights[j], v, ours + j * of_v)
+                add_multiple(total, weights[j], v, ours + j * of_v)
             for c in range(d):
                 y[((row * length + t) * heads + head) * d + c] = total[c] / mass
 

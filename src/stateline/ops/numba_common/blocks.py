@@ -10,7 +10,7 @@ cache.
 import numpy as np
 
 from stateline.ops.numba_common.jit import kernel, summing_kernel
-from stateline.ops.numba_common.vector import LANES, load, store
+from stateline.ops.numba_common.vector import LANES, entry, load, store
 
 MODES = 4
 """Modes, states or tokens that go through a block together: as many as fit into registers."""
@@ -46,19 +46,19 @@ def write_block(x, first, stride, rows, lanes, block):
 
 
 @summing_kernel
-def dot(x, y):
-    """Product of two short vectors."""
+def dot(x, at, y, place, count):
+    """Product of two short vectors that begin at given entries."""
     total = x.dtype.type(0)
-    for i in range(len(x)):
-        total += x[i] * y[i]
+    for i in range(count):
+        total += entry(x, at + i) * entry(y, place + i)
     return total
 
 
 @summing_kernel
-def add_multiple(y, factor, x):
-    """Add a vector times a number."""
-    for i in range(len(x)):
-        y[i] += factor * x[i]
+def add_multiple(y, factor, x, place):
+    """Add a number times a vector that begins at a given entry."""
+    for i in range(len(y)):
+        y[i] += factor * entry(x, place + i)
 
 
 @kernel

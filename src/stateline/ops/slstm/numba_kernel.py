@@ -38,7 +38,7 @@ def forward(
                 at = ((token * 4 + g) * heads + head) * width
                 s[g] = gates[at : at + width]
             for j in range(width):
-                add_multiple(flat, h[j], weight[matrix + j * four : matrix + (j + 1) * four])
+                add_multiple(flat, h[j], weight, matrix + j * four)
             out = (token * heads + head) * width
             for e in range(width):
                 f = s[1, e]
@@ -97,4 +97,4 @@ def backward(
                 at = ((token * 4 + g) * heads + head) * width
                 dgates[at : at + width] = s[g]
             for j in range(width):
-                dh[j] = dot(flat, weight[matrix + j * four : matrix + (j + 1) * four])
+                dh[j] = dot(flat, 0, weight, matrix + j * four, four)
