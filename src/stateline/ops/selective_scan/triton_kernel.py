@@ -58,13 +58,6 @@ def over_times(decay, drive, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def scan(u, dt, b, decay, before):
-    """States of a tile."""
-    whole, h = over_times(decay, (dt * u)[:, :, None] * b[:, None, :], False)
-    return h + whole * before[None, :, :]
-
-
-@triton.jit
 def scan_kept(u, dt, b, decay, before):
     """States of a tile, and in each the part that comes from the state before.
 
@@ -86,15 +79,10 @@ def row_of(x, row, TIMES: tl.constexpr):
 
 
 @triton.jit
-def place_of_state(row, channels, column, states, N: tl.constexpr):
-    """Places of the states (row, channel, state) of some channels."""
-    return (row * channels + column[:, None]) * states + tl.arange(0, N)[None, :]
-
-
-@triton.jit
-def has_state(channels, column, states, N: tl.constexpr):
-    """Which of these places exist."""
-    return (column < channels)[:, None] & (tl.arange(0, N) < states)[None, :]
+def states_of(channels, column, states, N: tl.constexpr):
+    """Places of the states of some channels in (channel, state), and which of them exist."""
+    entry = tl.arange(0, N)[None, :]
+    return column[:, None] * states + entry, (column < channels)[:, None] & (entry < states)
 
 
 @triton.jit
@@ -116,26 +104,23 @@ def forward(
     row = tl.program_id(1).to(tl.int64)
     group, _block, column = own_channels(channels, groups, WIDTH)
     signal, vectors = row * length * channels, (row * length * groups + group) * states
-    place = place_of_state(row, channels, column, states, N)
-    there = has_state(channels, column, states, N)
-    own = place_of_state(0, channels, column, states, N)
+    own, there = states_of(channels, column, states, N)
+    place = row * channels * states + own
     transition = tl.load(a + own, mask=there, other=0.0)
     h = tl.load(first + place, mask=there, other=0.0).to(tl.float32)
-    entry, apart = tl.arange(0, N), groups * states
+    entry, apart, size = tl.arange(0, N), groups * states, channels * states
     tiles = tl.cdiv(length, TIMES)
     for tile in range(tiles):
         start = tile * TIMES
         if not OUTPUT:
-            here = place_of_state(row * tiles + tile, channels, column, states, N)
+            here = (row * tiles + tile) * size + own
             tl.store(carries + here, h, mask=there)
         x_dt = load_tile(dt + signal, start, length, column, channels, channels, TIMES)
-        x = scan(
-            load_tile(u + signal, start, length, column, channels, channels, TIMES),
-            x_dt,
-            load_tile(b + vectors, start, length, entry, states, apart, TIMES),
-            decays(x_dt, transition, begins + row * length, start, length, RESETS, TIMES),
-            h,
-        )
+        x_u = load_tile(u + signal, start, length, column, channels, channels, TIMES)
+        x_b = load_tile(b + vectors, start, length, entry, states, apart, TIMES)
+        decay = decays(x_dt, transition, begins + row * length, start, length, RESETS, TIMES)
+        whole, x = over_times(decay, (x_dt * x_u)[:, :, None] * x_b[:, None, :], False)
+        x += whole * h[None, :, :]
         if OUTPUT:
             read = load_tile(c + vectors, start, length, entry, states, apart, TIMES)
             o = tl.sum(x * read[:, None, :], axis=2)
@@ -160,18 +145,17 @@ def backward(
     signal, vectors = row * length * channels, (row * length * groups + group) * states
     begins += row * length
     sheet = block * tl.num_programs(1) * length * groups * states + vectors
-    place = place_of_state(row, channels, column, states, N)
-    there = has_state(channels, column, states, N)
-    own = place_of_state(0, channels, column, states, N)
+    own, there = states_of(channels, column, states, N)
+    place = row * channels * states + own
     transition = tl.load(a + own, mask=there, other=0.0)
     g = tl.load(dlast + place, mask=there, other=0.0)
     d_a = tl.zeros((WIDTH, N), tl.float32)
-    entry, apart = tl.arange(0, N), groups * states
+    entry, apart, size = tl.arange(0, N), groups * states, channels * states
     tiles = tl.cdiv(length, TIMES)
     for back in range(tiles):
         tile = tiles - 1 - back
         start = tile * TIMES
-        here = place_of_state(row * tiles + tile, channels, column, states, N)
+        here = (row * tiles + tile) * size + own
         x_u = load_tile(u + signal, start, length, column, channels, channels, TIMES)
         x_dt = load_tile(dt + signal, start, length, column, channels, channels, TIMES)
         x_b = load_tile(b + vectors, start, length, entry, states, apart, TIMES)
