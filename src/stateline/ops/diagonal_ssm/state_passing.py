@@ -33,6 +33,7 @@ class Signals(NamedTuple):
         k: Keys.
         past: Keys before the signal (row, channel, taps - 1).
         weights: Filter of the keys (channel, taps).
+        numbers: How many documents of each row have begun (row, length).
     """
 
     v: Tensor
@@ -40,6 +41,7 @@ class Signals(NamedTuple):
     k: Tensor | None = None
     past: Tensor | None = None
     weights: Tensor | None = None
+    numbers: Tensor | None = None
 
 
 class Tables(NamedTuple):
@@ -95,14 +97,14 @@ def _pointers(x: Signals) -> tuple[Tensor, ...]:
     return *channels_first(x.q, x.k, x.v), x.past, x.weights
 
 
-def _sizes(x: Signals, table: Tables, numbers: Tensor | None) -> dict[str, Any]:
+def _sizes(x: Signals, table: Tables) -> dict[str, Any]:
     """What the kernels are compiled for."""
     size, count = table.taps.shape[1], 1 if x.weights is None else x.weights.shape[1]
     return {
         "COUNT": count,
         "BACK": -(-(count - 1) // size),
         "GATED": x.q is not None,
-        "RESETS": numbers is not None,
+        "RESETS": x.numbers is not None,
         "ROWS": ROWS,
         "T": size,
         "N": table.into.shape[3],
@@ -110,24 +112,16 @@ def _sizes(x: Signals, table: Tables, numbers: Tensor | None) -> dict[str, Any]:
     }
 
 
-def _forward(
-    x: Signals, table: Tables, first: Tensor, numbers: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(x: Signals, table: Tables, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, the state before the last block, and the inputs of it that reach its end."""
     tail = empty((*x.v.shape[:2], table.taps.shape[1]), first)
     found = empty(tuple(x.v.shape), x.v), empty(tuple(first.shape), first), tail
-    _launch(x, table, first, numbers, (*found, first), output=True)
+    _launch(x, table, first, (*found, first), output=True)
     return found[0].to(x.v.dtype), *found[1:]
 
 
 def _launch(
-    x: Signals,
-    table: Tables,
-    first: Tensor,
-    numbers: Tensor | None,
-    places: tuple[Tensor, ...],
-    *,
-    output: bool,
+    x: Signals, table: Tables, first: Tensor, places: tuple[Tensor, ...], *, output: bool
 ) -> None:
     """Run the forward kernel: outputs, last state and last block, or the carried states."""
     signals = _pointers(x)
@@ -135,9 +129,9 @@ def _launch(
     rows, channels, length = v.shape
     with on(v):
         diagonal.forward[(channels, rows)](
-            *signals, *table, first, v if numbers is None else numbers, *places,
+            *signals, *table, first, v if x.numbers is None else x.numbers, *places,
             length, *v.stride()[:2], channels,
-            **_sizes(x, table, numbers), OUTPUT=output, num_warps=4, num_stages=1,
+            **_sizes(x, table), OUTPUT=output, num_warps=4, num_stages=1,
         )  # fmt: skip
 
 
@@ -148,7 +142,6 @@ def _backward(
     x: Signals,
     table: Tables,
     first: Tensor,
-    numbers: Tensor | None,
 ) -> Any:
     """Gradients of the signals, the tables and the first state."""
     signals = _pointers(x)
@@ -156,7 +149,7 @@ def _backward(
     rows, channels, length = v.shape
     spans, pieces = -(-length // (taps.shape[1] * ROWS)), _pieces(rows, channels)
     carries = empty((rows, channels, spans, *first.shape[2:]), first)
-    _launch(x, table, first, numbers, (v, first, first, carries), output=False)
+    _launch(x, table, first, (v, first, first, carries), output=False)
     dv, dfirst = empty(tuple(v.shape), v), empty(tuple(first.shape), first)
     dq, dkeys = (dv, dv) if x.q is None else (empty(dv.shape, v), empty(dv.shape, first))
     shapes = (taps.shape[1],) * 2, into.shape[1:], out.shape[1:], first.shape[2:]
@@ -164,9 +157,9 @@ def _backward(
     outer = [g.contiguous() for g in (grad, grad_last, grad_tail)]
     with on(v):
         diagonal.backward[(channels, pieces)](
-            *signals, *table, carries, v if numbers is None else numbers, *outer,
+            *signals, *table, carries, v if x.numbers is None else x.numbers, *outer,
             dq, dkeys, dv, *sheets, dfirst, rows, length, *v.stride()[:2], channels, pieces,
-            **_sizes(x, table, numbers), num_warps=8, num_stages=1,
+            **_sizes(x, table), num_warps=8, num_stages=1,
         )  # fmt: skip
     dtoeplitz, dinto, dout, ddecay = (s.sum(dim=0) for s in sheets)
     dleap = torch.zeros_like(leap)
@@ -174,9 +167,9 @@ def _backward(
     of_table = Tables(_diagonals(dtoeplitz)[:, taps.shape[1] - 1 :], dinto, dout, dleap)
     if x.k is None or x.past is None or x.weights is None:
         return Signals(dv), of_table, dfirst
-    compiled = _sizes(x, table, numbers)
+    compiled = _sizes(x, table)
     sizes = {name: compiled[name] for name in ("COUNT", "BACK", "RESETS", "ROWS", "T", "PRECISION")}
-    of_keys = _filter_gradients(dkeys, x.k, x.past, x.weights, numbers, sizes)
+    of_keys = _filter_gradients(dkeys, x.k, x.past, x.weights, x.numbers, sizes)
     return Signals(dv, dq, *of_keys), of_table, dfirst
 
 
@@ -221,10 +214,7 @@ def _filter_gradients(
     return dk, dpast, dweights[:, size - 1 : size - 1 + count]
 
 
-def _fake(
-    x: Signals, table: Tables, first: Tensor, numbers: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    del numbers
+def _fake(x: Signals, table: Tables, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     tail = first.new_empty(*x.v.shape[:2], table.taps.shape[1])
     return x.v.new_empty(x.v.shape), first.new_empty(first.shape), tail
 
@@ -254,8 +244,9 @@ def pass_states(
         into, leap = (t.repeat(readouts, 1, 1, 1) for t in (own, table.leap))
         table, first = table._replace(into=into, leap=leap), first.repeat(1, readouts, 1, 1)
         x = x._replace(v=x.v.repeat(1, readouts, 1))
-    numbers = None if starts is None else starts.reshape(-1, length).cumsum(1, dtype=torch.int32)
-    y, before, tail = _passed(x, table, first, numbers)
+    if starts is not None:
+        x = x._replace(numbers=starts.reshape(-1, length).cumsum(1, dtype=torch.int32))
+    y, before, tail = _passed(x, table, first)
     if state is None:
         return y, None
     rest = (length - 1) % size + 1  # inputs of the last block
