@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_any_training(tmp_path: 
 
 
 def test_the_results_of_a_run_are_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "results.json").write_text("of the run")
     with pytest.raises(InputError, match="holds a run, not a comparison: choose another with"):
         compare(tiny(), tmp_path, command="")

@@ -111,8 +111,12 @@ def test_layers_are_replaced_in_their_places(
     task, _ = replaced(tmp_path)
     start = [str(tmp_path / "first"), "--task", task, "--out", str(tmp_path / "then")]
     assert train(*start, "--pattern", "attention mamba") == 2
-    message = "'attention mamba' has 3 layers, feed-forwards included, but the model in"
+    message = "do not stand in the places of those of the model in"
     assert message in capsys.readouterr().err
+    assert train(*start, "--pattern", "mamba attention mamba") == 2
+    assert message in capsys.readouterr().err
+    assert train(*start, "--pattern", "attention h3", "--model.layers", "{h3: {d_state: 16}}") == 2
+    assert "give settings of new layers in the pattern, as in h3(d_s" in capsys.readouterr().err
     assert train(*start, "--pattern", "attention mamba feed_forward") == 0
 
 
@@ -128,6 +132,22 @@ def test_attention_becomes_attention_within_a_window_and_back(tmp_path: Path, bi
         model = start_from(as_in_folder(replace(config, pattern=here), str(folder)), str(folder))
         assert new_tensors(model.config, config) == []
         torch.testing.assert_close(model(x), first(x))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "taken"),
+    [
+        ("sliding_attention(d_head=12)", []),
+        ("latent_attention(position=rope, d_rotary=4, d_latent=8)", ["out_proj.weight"]),
+        ("latent_attention(d_head=16, d_latent=8)", []),
+    ],
+)
+def test_keys_are_not_taken_for_queries(pattern: str, taken: list[str]) -> None:
+    source = ModelConfig("attention", 9, 32)
+    new = new_tensors(replace(source, pattern=pattern), source)
+    layer = LanguageModel(replace(source, pattern=pattern)).stack.layers[0].layer
+    wanted = {f"stack.layers.0.layer.{name}" for name in layer.state_dict() if name not in taken}
+    assert set(new) == wanted
 
 
 def test_a_comparison_replaces_layers_as_a_recipe_says(tmp_path: Path) -> None:

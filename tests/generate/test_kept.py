@@ -96,14 +96,14 @@ def test_a_text_of_another_vocabulary_is_refused_even_by_force(
 def test_the_state_of_a_layer_alone_is_no_interrupted_text(build: Build, tmp_path: Path) -> None:
     model = build("h3(d_state=8)")
     save_state(tmp_path / "state", model.init_state(1), model)
-    with pytest.raises(InputError, match="or of a text: load_state reads what save_state wrote"):
+    with pytest.raises(InputError, match="or of a text: the state of a text is read by generate"):
         load_kept(tmp_path / "state", model)
 
 
 def test_the_reader_of_an_interrupted_text_is_named(build: Build, tmp_path: Path) -> None:
     model = build("h3(d_state=8)")
     save_state(tmp_path / "kept", kept_by(model), model)
-    with pytest.raises(InputError, match="load_kept in Python, what generate --save_state wrote"):
+    with pytest.raises(InputError, match="by generate --state, or by load_kept in Python"):
         load_state(tmp_path / "kept", model)
 
 

@@ -229,8 +229,11 @@ def test_rows_with_nan_can_leave_while_the_others_go_on(build: Build) -> None:
     hook.remove()
     found.append(session.step(check=False).tokens[2])
     assert session.nan_rows() == [0, 1]
-    assert session.nan_rows() == []
+    with pytest.raises(InputError, match="the model gives NaN after 6 tokens"):
+        session.select([1, 2])
+    assert session.state([2]).length == 8
     session.select([2])
+    assert session.nan_rows() == []
     found.append(session.step().tokens[0])
     assert torch.stack(found).tolist() == alone
 

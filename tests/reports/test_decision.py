@@ -303,16 +303,18 @@ def test_no_steps_are_asked_for_what_is_solved_or_does_not_rise(make, score, cur
 
 
 @pytest.mark.parametrize("end", [0.97, None])
-def test_seeds_that_solved_a_task_or_diverged_ask_for_no_steps(make, end):
-    """Of the others one rises, so most do not; 0 steps would be no advice."""
-    task = make.task(problems=1024)
-    runs = runs_at(make, task, {"h3*2": [0.97, 0.9, 0.9]})
-    for run, slope in zip(runs, [0.1, 0.1, 0.0], strict=True):
+@pytest.mark.parametrize(("flat", "told"), [(1, True), (2, False)])
+def test_seeds_that_solved_a_task_or_diverged_ask_for_no_steps(make, end, flat, told):
+    """Two others rise; advice rests on most of the others."""
+    task, slopes = make.task(problems=1024), [0.1] * 4 + [0.0] * flat
+    runs = runs_at(make, task, {"h3*2": [0.9] * len(slopes)})
+    for run, slope in zip(runs, slopes, strict=True):
         points = [CURVE | {"step": n, "metric": 0.9 + slope * math.log(n / 1000)} for n in STEPS]
         run |= {"curve": points, "steps": 1000}
-    runs[0]["by_length"]["10"] = {task["metric"]: end}
+    for run in runs[:2]:
+        run["by_length"]["10"] = {task["metric"]: end}
     results = make.results(tasks=[task], models=["h3*2"], runs=runs)
-    assert outlook(*with_task(results, task)) == []
+    assert [" 0 steps" in text for text in outlook(*with_task(results, task))] == [False] * told
 
 
 @pytest.mark.parametrize(("slope", "told"), [(0.1, True), (0.02, False)])

@@ -27,13 +27,19 @@ if TYPE_CHECKING:
     from stateline.evaluate import TextScore
     from stateline.models.language_model import LanguageModel
 
+CHUNK = 1024
+"""Default number of tokens that are read at a time."""
+
 WINDOW = 2048
 """Default window in tokens, if the state cannot be carried."""
 
+OF_TASKS = ("data", "tasks_path", "shots", "limit", "batch_size")
+
 OPTIONS = {
-    "text files": ("chunk", "window", "stride"),
-    "--task": ("lengths", "batches"),
-    "--tasks": ("data", "tasks_path", "shots", "limit", "batch_size"),
+    ("text files",): ("chunk", "window", "stride"),
+    ("--task",): ("batches",),
+    ("--tasks",): OF_TASKS,
+    ("text files", "--tasks"): ("tokenizer",),
 }
 """Options by what the model is scored on, for those that not every kind has."""
 
@@ -45,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
         "files", "texts in UTF-8; each is read from its beginning", nargs="*", default=[]
     )
     option = parser.option
-    option("chunk", int, 1024, "for text files: tokens read at a time if state is carried")
+    option("chunk", int, CHUNK, "for text files: tokens read at a time if state is carried")
     option("window", int, None, "for text files: tokens in a window; 0 carries state")
     option("stride", int, None, "for text files: tokens between windows; default half")
     option("tokenizer", str, None, "tokenizer instead of the model's own")
@@ -71,10 +77,11 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     if bool(given.files) + bool(given.tasks) + on_task != 1:
         raise InputError("give either text files, --task or --tasks to score the model on")
     scored = "--task" if on_task else "--tasks" if given.tasks else "text files"
-    for kind, names in OPTIONS.items():
+    for kinds, names in OPTIONS.items():
         for name in names:
-            if kind != scored and given[name] != parser.get_default(name):
-                raise InputError(f"--{name} is for {kind}, not for {scored}: leave it out")
+            if scored not in kinds and given[name] != parser.get_default(name):
+                known = " and ".join(kinds)
+                raise InputError(f"--{name} is for {known}, not for {scored}: leave it out")
     user_folder(given.run)
     if given.tasks:
         _check_tasks(given)
@@ -140,7 +147,7 @@ def _score_tasks(given: Namespace) -> dict[str, Any]:
     from stateline.probe import Material, StatelineReader, is_probe, score_probe
 
     model, tokenizer = open_model(given, tokenizer=given.tokenizer)
-    settings = {name: given[name] for name in OPTIONS["--tasks"]}
+    settings = {name: given[name] for name in OF_TASKS}
     suites = [name for name in given.tasks if not is_probe(name)]
     metrics = run_suite(model, tokenizer, suites, **settings) if suites else []
     reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
@@ -167,6 +174,11 @@ def _score_files(given: Namespace) -> dict[str, Any]:
         raise InputError(
             "--stride is for windows, but the state of this model is carried: give --window, or "
             "leave --stride out"
+        )
+    if given.chunk != CHUNK and way["window"] is not None:
+        raise InputError(
+            f"--chunk is for carried state, but windows of {way['window']:,} tokens are read: give "
+            "--window 0, or leave --chunk out"
         )
     scores = {path: score_file(model, tokenizer, path, **way) for path in given.files}
     if way["window"] is None:

@@ -34,7 +34,7 @@ class HelpFormatter(DefaultHelpFormatter):
     """Types in words, and no type, default or mark that tells a reader nothing."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        notes = ["required"] if action.required else []
+        notes = ["required"] if action.required and action.option_strings else []
         kind = _kind(getattr(action, "_typehint", None))
         if kind and not str(action.metavar).startswith("{"):  # else the choices are shown
             notes.append(kind)
@@ -48,7 +48,7 @@ def _kind(hint: Any) -> str:
     """A type in words; empty for a text and for what is not one value."""
     kinds = [part for part in get_args(hint) or (hint,) if part is not type(None)]
     if get_origin(kinds[0]) is Literal:
-        return "one of " + ", ".join(get_args(kinds[0]))
+        return "one of " + ", ".join(map(str, get_args(kinds[0])))
     return VALUES.get(kinds[0], "") if len(kinds) == 1 and kinds[0] is not str else ""
 
 

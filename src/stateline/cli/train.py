@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.argument("recipe", 'a YAML file, a pattern such as "attention h3*2", or a preset')
+    parser.argument("recipe", 'a YAML file, a pattern such as "h3*2", a preset, or a folder')
     option, switch = parser.option, parser.switch
     option(
         "pattern", str, None, "pattern in place of that of the recipe or of the model to start from"

@@ -20,10 +20,10 @@ from stateline.files import sole_writer
 from stateline.runs.folder import stored_run
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import Results, RunRecord
-from stateline.runs.single import CONFIG
 from stateline.runs.speed import Detail, time_jobs
 from stateline.runs.store import outline, write_results
 from stateline.tasks import Task
+from stateline.train.metrics import METRICS
 
 __all__ = ["Comparison", "Job", "News", "Recipe", "Results", "compare", "plan"]
 
@@ -73,7 +73,7 @@ def compare(
     for job in sweep.jobs:
         if job.training.seed == 0:
             check_job(job, tasks[job.task])
-    if (folder / CONFIG).exists():
+    if (folder / METRICS).exists():
         raise InputError(f"{folder} holds a run, not a comparison: choose another with --out")
     with sole_writer(folder):
         begun = replace(outline(sweep.jobs, tasks, command), protocol=sweep.protocol())

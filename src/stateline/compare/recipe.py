@@ -36,8 +36,8 @@ class Recipe:
         model: Settings of its configuration, without the vocabulary. With ``d_model`` among them
             it keeps its width, as a preset does.
         train: Settings of its training. A ``seed`` among them is not used.
-        init: Folder of a model whose weights its runs start from, if the pattern has other layers
-            than that model. :func:`read_models` also sets it where the pattern is a folder.
+        init: Folder of a model whose weights its runs start from; without a pattern, also with its
+            layers. :func:`read_models` sets it where the pattern is a folder.
     """
 
     pattern: str
@@ -119,12 +119,12 @@ def _read_model(given: str | Recipe) -> Recipe:
     if not given.init and _is_model(given.pattern):
         given = replace(given, pattern="", init=given.pattern)
     init, pattern = given.init, given.pattern
-    start = read_model_config(init) if init else find_preset(pattern)
-    if start is None:
+    preset = find_preset(pattern)
+    if (start := read_model_config(init) if init else preset) is None:
         pattern = canonical_pattern(pattern)
         return replace(given, pattern=pattern, name=given.name or pattern)
+    layers = preset.pattern if preset else canonical_pattern(pattern) if pattern else start.pattern
     name = given.name or pattern or Path(init).name
-    layers = canonical_pattern(pattern) if init and pattern else start.pattern
     return Recipe(layers, name, {**settings_of(start), **given.model}, given.train, init)
 
 

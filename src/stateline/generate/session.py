@@ -203,10 +203,11 @@ class Session:
         """Keep only some rows, in the given order.
 
         Raises:
-            InputError: If there is no such row, or logits were NaN.
+            InputError: If there is no such row, or logits of one of them were NaN.
         """
-        self.check()
         rows = select_rows(torch.arange(len(self._lengths)), rows).tolist()  # also from a mask
+        self.check(rows)
+        self._first_nan = None
         self._state = select_rows(self._state, rows)
         self._lengths = [self._lengths[row] for row in rows]
         self._samplings = [self._samplings[row] for row in rows]
@@ -267,31 +268,32 @@ class Session:
             rows: The rows to copy; by default all.
 
         Raises:
-            InputError: If logits were NaN.
+            InputError: If logits of one of them were NaN.
         """
-        self.check()
+        self.check(rows)
         state = self._state if rows is None else select_rows(self._state, rows)
         return pytree.tree_map(torch.clone, trim(self._own(state)))
 
-    def check(self) -> None:
-        """Wait for the steps so far, and raise InputError if one of them gave NaN."""
+    def check(self, rows: Sequence[int] | None = None) -> None:
+        """Wait for the steps so far, and raise InputError if one of them gave NaN.
+
+        Args:
+            rows: The rows to check; by default all.
+        """
         if self._first_nan is None:
             return
-        first = int(self._first_nan.min())
-        self._first_nan = None
-        if first != _NEVER:
-            raise output_is_nan(first)
+        first = self._first_nan if rows is None else self._first_nan[list(rows)]
+        if len(first) and int(first.min()) != _NEVER:
+            raise output_is_nan(int(first.min()))
 
     def nan_rows(self) -> list[int]:
-        """Wait for the steps so far, and find the rows whose logits were NaN since the last check.
+        """Wait for the steps so far, and find the rows whose logits were NaN.
 
         No row depends on another, so the others are right; these can only leave (:meth:`select`).
         """
         if self._first_nan is None:
             return []
-        found = self._first_nan != _NEVER
-        self._first_nan = None
-        return found.nonzero()[:, 0].tolist()
+        return (self._first_nan != _NEVER).nonzero()[:, 0].tolist()
 
     def _own(self, state: SessionState) -> SessionState:
         """The state with every tensor in its own precision."""

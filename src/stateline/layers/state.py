@@ -273,9 +273,8 @@ def load_state(
             _check_fingerprint(Path(path), metadata, known or fingerprint(layer), force)
             if set(file.keys()) != set(names):
                 raise InputError(
-                    f"{path} holds the state of another kind of layer, or of a text: load_state "
-                    "reads what save_state wrote; generate --state, or load_kept in Python, what "
-                    "generate --save_state wrote"
+                    f"{path} holds the state of another kind of layer, or of a text: the state "
+                    "of a text is read by generate --state, or by load_kept in Python"
                 )
             leaves = [file.get_tensor(name).clone() for name in names]  # aligned memory
     except FileNotFoundError as error:

@@ -295,17 +295,29 @@ def _steps(trained: float, asked: float) -> str:
 
 
 def _steps_asked(runs: Sequence[RunRecord], task: TaskRecord) -> tuple[float, float] | None:
-    """Median steps done, and median further steps; ``None`` if most curves do not rise."""
-    asked = [found for run in runs if (found := _asked(run, task)) is not None]
-    if 2 * len(asked) <= len(runs):
+    """Median steps done, and median further steps; ``None`` if most curves do not rise.
+
+    Seeds that solved the task, or diverged in the end, are left out.
+    """
+    short = [run for run in runs if _missing(run, task) > 0]
+    asked = [found for run in short if (found := _asked(run, task)) is not None]
+    if 2 * len(asked) <= len(short):
         return None
-    return statistics.median(run.steps for run in runs), statistics.median_low(asked)
+    return statistics.median(run.steps for run in short), statistics.median_low(asked)
+
+
+def _missing(run: RunRecord, task: TaskRecord) -> float:
+    """Distance of a score to the goal, infinite without a goal; NaN if the run diverged."""
+    if task.solved_at is None:
+        return math.inf
+    distance = task.solved_at - score(run, task, task.train_length)
+    return distance if task.higher_is_better else -distance
 
 
 def _asked(run: RunRecord, task: TaskRecord) -> float | None:
     """Further steps until the fitted curve reaches the goal; without a goal, the steps done.
 
-    ``None`` if the curve does not rise or the run has solved the task.
+    ``None`` if the curve does not rise.
     """
     curve = [(p.step, p.metric) for p in run.curve if p.metric is not None and p.step > 0]
     late = [(math.log(step), own) for step, own in curve if 2 * step >= run.steps]
@@ -321,7 +333,4 @@ def _asked(run: RunRecord, task: TaskRecord) -> float | None:
         return None
     if task.solved_at is None:
         return float(run.steps)
-    missing = side * (task.solved_at - score(run, task, task.train_length))
-    if not missing > 0:  # solved, or diverged in the end
-        return None
-    return run.steps * math.expm1(min(50.0, missing / slope))
+    return run.steps * math.expm1(min(50.0, _missing(run, task) / slope))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.files import sha256
 from stateline.generate.runs import find_model, load_any_run, read_model_config
+from stateline.layers.compose import ParallelResidual, inside
+from stateline.layers.mixers.channel_mixing import ChannelMixing
+from stateline.layers.mixers.feed_forward import Positionwise
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model, meta_model
 
@@ -44,8 +47,8 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
     task sets inputs and outputs. The pattern may have other layers in the same places.
 
     Raises:
-        InputError: If there is no model, or the task's model would have other settings or more or
-            fewer layers.
+        InputError: If there is no model, or the task's model would have other settings, or layers
+            in other places.
     """
     source, free = read_model_config(folder), FREE
     if type(config) is type(source) is ModelConfig:
@@ -67,18 +70,26 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
             )
     for name, there in settings_of(source).items():
         if name not in free and (own := getattr(config, name)) != there:
+            way_out = "leave out options that change its layers"
+            if name == "layers":
+                way_out = "give settings of new layers in the pattern, as in h3(d_state=16)"
             raise InputError(
-                f"{name} would be {own!r}, but in the model in {folder} it is {there!r}: leave out "
-                "options that change its layers"
+                f"{name} would be {own!r}, but in the model in {folder} it is {there!r}: {way_out}"
             )
-    if config.pattern != source.pattern:
-        own, there = (len(meta_model(c).stack.links) for c in (config, source))
-        if own != there:
-            raise InputError(
-                f"the pattern {config.pattern!r} has {own} layers, feed-forwards included, but the "
-                f"model in {folder}, {source.pattern!r}, has {there}: replace layer by layer"
-            )
+    if config.pattern != source.pattern and _places(config) != _places(source):
+        raise InputError(
+            f"the layers of {config.pattern!r} do not stand in the places of those of the model in "
+            f"{folder}, {source.pattern!r}: replace one layer by one, and give those without a "
+            "feed-forward one, as in 'attention mamba feed_forward' in place of 'attention*2'"
+        )
     return config
+
+
+def _places(config: ModelConfig) -> list[list[bool]]:
+    """For each part of the stack, which of its layers are feed-forwards."""
+    parts = meta_model(config).stack.links
+    branches = (p.links if isinstance(p, ParallelResidual) else [inside(p)] for p in parts)
+    return [[isinstance(layer, Positionwise | ChannelMixing) for layer in b] for b in branches]
 
 
 def new_tensors(config: ModelConfig, source: ModelConfig) -> list[str]:
@@ -101,13 +112,31 @@ def _offered(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dic
     found = dict(weights)
     for name, tensor in weights.items():
         layer, joined, kind = name.rpartition(".qkv.")
-        queries, others = (f"{layer}.{part}_proj.{kind}" for part in ("q", "kv"))
-        if joined and queries in wanted:
-            found[queries], found[others] = tensor.tensor_split([len(wanted[queries])])
+        parts = [f"{layer}.{part}_proj.{kind}" for part in ("q", "kv")]
+        sizes = [len(wanted[part]) for part in parts if joined and part in wanted]
+        if len(sizes) == 2 and sum(sizes) == len(tensor):
+            found |= zip(parts, tensor.split(sizes), strict=True)
         layer, apart, kind = name.rpartition(".q_proj.")
-        if apart and (others := f"{layer}.kv_proj.{kind}") in weights:
-            found[f"{layer}.qkv.{kind}"] = torch.cat([tensor, weights[others]])
+        whole, others = f"{layer}.qkv.{kind}", f"{layer}.kv_proj.{kind}"
+        if apart and others in weights and whole in wanted:
+            found[whole] = torch.cat([tensor, weights[others]])
     return found
+
+
+def in_short(names: Sequence[str]) -> str:
+    """Names of weights; those of several layers once.
+
+    Example:
+        >>> in_short(["stack.layers.1.layer.skip", "stack.layers.3.layer.skip", "head.bias"])
+        'stack.layers.1,3.layer.skip, head.bias'
+    """
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        head, _, rest = name.partition("stack.layers.")
+        number, _, weight = rest.partition(".")
+        layers.setdefault(weight or head, []).append(number)
+    parts = layers.items()
+    return ", ".join(f"stack.layers.{','.join(n)}.{part}" if n[0] else part for part, n in parts)
 
 
 def start_from(config: ModelConfig, folder: str) -> AnyModel:

@@ -9,7 +9,7 @@ from stateline.files import check_writable, write_text
 from stateline.generate.runs import read_model_config
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
-from stateline.runs.initial import as_in_folder, new_tensors
+from stateline.runs.initial import as_in_folder, in_short, new_tensors
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord
 from stateline.runs.store import write_single, writing
@@ -42,7 +42,7 @@ def single_job(
         pattern: The layers of the model.
         model: Further settings of its configuration.
         training: How it is trained; by default as suits the task.
-        init: Folder of a model whose layers and weights the run starts from.
+        init: Folder of a model whose weights the run starts from.
 
     Raises:
         InputError: If the model cannot be trained on the task.
@@ -143,7 +143,7 @@ def _begin(
         if resume:
             tell(f"no checkpoint in {folder}: training from the beginning")
         if job.init:
-            new = ", ".join(new_tensors(job.model, read_model_config(job.init))) or "none"
+            new = in_short(new_tensors(job.model, read_model_config(job.init))) or "none"
             tell(f"starting from the weights in {job.init}; new weights: {new}")
         return
     tell(f"continuing from {kept[-1]}")

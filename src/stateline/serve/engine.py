@@ -351,6 +351,7 @@ class Engine:
             active = self._rows[place]
             if place in nan_rows:
                 error = output_is_nan(active.length + active.made)
+                log.warning("a text ends: %s", error)
                 out.append((active.row, Piece(error=error)))
                 continue
             finish, text = self._push(active, token, late=now > active.end)
