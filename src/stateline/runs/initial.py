@@ -79,8 +79,8 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
     if config.pattern != source.pattern and _places(config) != _places(source):
         raise InputError(
             f"the layers of {config.pattern!r} do not stand in the places of those of the model in "
-            f"{folder}, {source.pattern!r}: replace one layer by one, and give those without a "
-            "feed-forward one, as in 'attention mamba feed_forward' in place of 'attention*2'"
+            f"{folder}, {source.pattern!r}: replace layers one by one, and put a feed-forward "
+            "after one that has none, as in 'attention mamba feed_forward' for 'attention*2'"
         )
     return config
 
