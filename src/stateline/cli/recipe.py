@@ -90,9 +90,11 @@ def _read_file(path: str, arguments: Sequence[str], parser: Parser) -> Any:
     for section in ("model", "train"):
         if not isinstance(found := given.get(section, Namespace()), Namespace):
             raise InputError(f"{section} in the recipe {path} must be a mapping, got {found!r}")
-    if given.pattern is None and given.init is None:
+    if given.pattern is None and given.init is not None:
+        given.pattern = ""
+    if given.pattern is None:
         raise InputError(f"the recipe {path} names no pattern: add a line such as pattern: h3*2")
     for name in ("pattern", "task", "out"):
-        if given[name] is not None and not isinstance(given[name], str):
+        if not isinstance(given[name], str):
             raise InputError(f"{name} in the recipe {path} must be text, got {given[name]!r}")
     return given
