@@ -138,6 +138,8 @@ def test_attention_becomes_attention_within_a_window_and_back(tmp_path: Path, bi
     ("pattern", "taken"),
     [
         ("sliding_attention(d_head=12)", []),
+        ("lightning_attention", ["out_proj.weight"]),
+        ("linear_attention", ["qkv.weight", "out_proj.weight"]),
         ("latent_attention(position=rope, d_rotary=4, d_latent=8)", ["out_proj.weight"]),
         ("latent_attention(d_head=16, d_latent=8)", []),
     ],
@@ -145,6 +147,11 @@ def test_attention_becomes_attention_within_a_window_and_back(tmp_path: Path, bi
 def test_keys_are_not_taken_for_queries(pattern: str, taken: list[str]) -> None:
     source = ModelConfig("attention", 9, 32)
     new = new_tensors(replace(source, pattern=pattern), source)
+    lightning = replace(source, pattern="lightning_attention")
+    assert new_tensors(lightning, lightning) == []
+    assert "stack.layers.0.layer.q_proj.weight" in new_tensors(
+        replace(source, pattern="sliding_attention"), lightning
+    )
     layer = LanguageModel(replace(source, pattern=pattern)).stack.layers[0].layer
     wanted = {f"stack.layers.0.layer.{name}" for name in layer.state_dict() if name not in taken}
     assert set(new) == wanted

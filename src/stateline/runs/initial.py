@@ -14,6 +14,7 @@ from stateline.generate.runs import find_model, load_any_run, read_model_config
 from stateline.layers.compose import ParallelResidual, inside
 from stateline.layers.mixers.channel_mixing import ChannelMixing
 from stateline.layers.mixers.feed_forward import Positionwise
+from stateline.layers.mixers.lightning_attention import LightningAttention
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model, meta_model
 
@@ -100,11 +101,19 @@ def new_tensors(config: ModelConfig, source: ModelConfig) -> list[str]:
 
     A head of another kind or with another pooling computes something else, so it is new.
     """
-    wanted = meta_model(config).state_dict()
-    shapes = {n: t.shape for n, t in _offered(meta_model(source).state_dict(), wanted).items()}
+    model, start = meta_model(config), meta_model(source)
+    wanted, mixed = model.state_dict(), _by_head(model) ^ _by_head(start)
+    weights = {n: t for n, t in start.state_dict().items() if n not in mixed}
+    shapes = {n: t.shape for n, t in _offered(weights, wanted).items()}
     if any(getattr(source, n, None) != getattr(config, n, None) for n in ("kind", "pooling")):
         shapes = {n: shape for n, shape in shapes.items() if not n.startswith("head.")}
-    return [n for n, t in wanted.items() if shapes.get(n) != t.shape]
+    return [n for n, t in wanted.items() if shapes.get(n) != t.shape or n in mixed]
+
+
+def _by_head(model: AnyModel) -> set[str]:
+    """Names of the weights that hold queries, keys and values head by head, not one by one."""
+    modules = model.named_modules()
+    return {f"{name}.qkv.weight" for name, m in modules if isinstance(m, LightningAttention)}
 
 
 def _offered(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
