@@ -65,6 +65,19 @@ def test_nan_is_found_late_but_named_where_it_was() -> None:
         session.state()
 
 
+def test_rows_join_and_leave_between_steps() -> None:
+    """On an accelerator, each of these calls checks the steps so far."""
+    made = model("h3 attention").to("fake")
+    session = Session(made, prefill(made, PROMPTS))
+    session.step()
+    session.join(prefill(made, PROMPTS[1][None]))
+    found = [session.step().tokens[2] for _ in range(2)]
+    session.select([2, 0])
+    found.append(session.step().tokens[0])
+    assert session.nan_rows() == []
+    assert torch.stack(found).cpu().equal(generate(made, PROMPTS[1:], 3)[0].cpu())
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), NARROW], ids=["greedy", "narrow"])
 def test_nan_ends_generation(sampling: Sampling) -> None:
     for count in (9, 70):

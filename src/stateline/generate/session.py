@@ -141,8 +141,8 @@ class Session:
         self._numbers: Tensor | None = None
         self._next = 0
         self._fits = False  # known after a step that was checked
-        self._rows_changed()
         self._first_nan: Tensor | None = None
+        self._rows_changed()
         self._graphs: Graphs | None = None
         if state.token.is_cuda:
             self.use_graphs()
@@ -207,7 +207,6 @@ class Session:
         """
         rows = select_rows(torch.arange(len(self._lengths)), rows).tolist()  # also from a mask
         self.check(rows)
-        self._first_nan = None
         self._state = select_rows(self._state, rows)
         self._lengths = [self._lengths[row] for row in rows]
         self._samplings = [self._samplings[row] for row in rows]
@@ -257,7 +256,6 @@ class Session:
                 f"{len(lengths)}: select rows of the session first, or begin a new one"
             )
         self._state, self._free, self._lengths = state, 0, lengths
-        self._first_nan = None
         self._rows_changed()
 
     @torch.no_grad()
@@ -347,7 +345,7 @@ class Session:
 
     def _rows_changed(self) -> None:
         """Drop what was computed for the previous rows, and group the rows by their sampling."""
-        self._numbers, self._fits = None, False
+        self._numbers, self._fits, self._first_nan = None, False, None
         device, rows = self._state.token.device, defaultdict(list)
         for row, sampling in enumerate(self._samplings):
             rows[sampling].append(row)
