@@ -123,6 +123,4 @@ def _check(given: Namespace, parser: Parser) -> None:
     if given.seconds < 0:
         raise InputError(f"seconds must not be negative, got {given.seconds:g}")
     at_least(1, rows=given.rows, d_model=given.d_model)
-    for name, suites in SUITES_OF.items():
-        if given.suite not in suites and given[name] != parser.get_default(name):
-            raise InputError(f"{given.suite} has no --{name}: it is for {', '.join(suites)}")
+    parser.refuse_others(given, given.suite, SUITES_OF)

@@ -34,14 +34,15 @@ WINDOW = 2048
 """Default window in tokens, if the state cannot be carried."""
 
 OF_TASKS = ("data", "tasks_path", "shots", "limit", "batch_size")
+"""Options of ``--tasks`` alone."""
 
-OPTIONS = {
-    ("text files",): ("chunk", "window", "stride"),
-    ("--task",): ("batches",),
-    ("--tasks",): OF_TASKS,
-    ("text files", "--tasks"): ("tokenizer",),
+KINDS_OF = {
+    **dict.fromkeys(("chunk", "window", "stride"), ("text files",)),
+    "batches": ("--task",),
+    **dict.fromkeys(OF_TASKS, ("--tasks",)),
+    "tokenizer": ("text files", "--tasks"),
 }
-"""Options by what the model is scored on, for those that not every kind has."""
+"""What a model is scored on, by the options that are not for all of it."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -77,11 +78,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     if bool(given.files) + bool(given.tasks) + on_task != 1:
         raise InputError("give either text files, --task or --tasks to score the model on")
     scored = "--task" if on_task else "--tasks" if given.tasks else "text files"
-    for kinds, names in OPTIONS.items():
-        for name in names:
-            if scored not in kinds and given[name] != parser.get_default(name):
-                known = " and ".join(kinds)
-                raise InputError(f"--{name} is for {known}, not for {scored}: leave it out")
+    parser.refuse_others(given, scored, KINDS_OF)
     user_folder(given.run)
     if given.tasks:
         _check_tasks(given)

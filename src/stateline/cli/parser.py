@@ -7,6 +7,7 @@ recognised is passed on as it is, in one line.
 import argparse
 import difflib
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_dumper
@@ -92,6 +93,22 @@ class Parser(ArgumentParser):
         for spec in given.pop("import", None) or ():
             import_code(spec)
         return given
+
+    def refuse_others(self, given: Any, kind: str, kinds_of: Mapping[str, Sequence[str]]) -> None:
+        """Refuse options that were given and are for other kinds of calls.
+
+        Args:
+            given: The parsed arguments.
+            kind: The kind of this call.
+            kinds_of: For options that not all kinds have, the kinds that have them.
+
+        Raises:
+            InputError: If there is such an option.
+        """
+        for name, kinds in kinds_of.items():
+            if kind not in kinds and given[name] != self.get_default(name):
+                known = ", ".join(kinds)
+                raise InputError(f"--{name} is for {known}, not for {kind}: leave it out")
 
     def shorten_usage(self) -> None:
         """Leave the options out of the usage, which otherwise fills a screen."""
