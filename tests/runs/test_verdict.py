@@ -98,12 +98,28 @@ def test_models_that_only_some_seeds_solve_are_judged_by_the_share_of_these(
     assert verdict.groups == [["often", "seldom"], ["never"]]
 
 
-def test_a_task_solved_by_all_seeds_or_none_needs_the_exact_test_at_each_look() -> None:
-    """The chance of three seeds, 2 / 2^6, is above the rate of each look; that of four is below."""
-    kind = Kind(True, solved_at=0.95)
-    scores = {"a": [0.99, 0.99, 0.98, 0.99], "b": [0.3, 0.3, 0.31, 0.3]}
-    assert judge(scores, kind, looks=4).better == {("a", "b")}
-    assert not judge({name: own[:3] for name, own in scores.items()}, kind, looks=4).better
+@pytest.mark.parametrize(("models", "seeds", "looks"), [(5, 3, 1), (5, 6, 4), (2, 4, 1)])
+@pytest.mark.parametrize("solved_at", [None, 0.99])
+def test_equal_models_with_two_plateaus_are_seldom_told_apart(
+    models: int, seeds: int, looks: int, solved_at: float | None
+) -> None:
+    """By the t-test alone, 20 % of five models with three seeds would be.
+
+    Two models with four seeds are in 2 / 4^4 = 0.8 % of comparisons.
+    """
+    rng, trials, false = np.random.default_rng(seeds), 100, 0
+    for _ in range(trials):
+        means = np.where(rng.random((models, seeds)) < 0.5, 0.9, 0.6)
+        scores = dict(enumerate((means + rng.normal(0, 0.005, means.shape)).tolist()))
+        named = {str(model): own for model, own in scores.items()}
+        false += bool(judge(named, Kind(True, PROBLEMS, solved_at), looks=looks).better)
+    assert false <= 4
+
+
+def test_models_on_one_side_of_two_kinds_are_told_apart_by_their_scores() -> None:
+    """One bad seed of another model does not hide a clear difference."""
+    scores = {"a": [2.0, 2.01, 2.0], "b": [2.5, 2.51, 2.5], "odd": [2.0, 2.01, 4.5]}
+    assert judge(scores, Kind(False)).better == {("a", "b")}
 
 
 @pytest.mark.parametrize("own", [[], [0.99], [0.99, None, 0.99], [math.nan, 0.99]])

@@ -5,20 +5,23 @@ error rate over all pairs is held at :data:`ERROR_RATE` (Bonferroni: each pair g
 standard deviation over seeds is never taken to be smaller than the sampling error of one score, so
 that a few seeds that agree by chance do not decide.
 
-The t-test assumes scores that spread evenly around their mean. Where some seeds of a model solve a
-task and others do not, the models are compared by the share of seeds that solve it, by Barnard's
-exact test.
+The t-test assumes scores that spread evenly around their mean. Where the seeds of some model fall
+into two kinds, models of different kinds are compared by their shares of seeds of the better kind,
+by Barnard's exact test. Two kinds are seeds that solve a task and seeds that do not; without such a
+goal, seeds on either side of the one wide gap between all scores. If no seed shows that there are
+two kinds, as when all seeds of one model are of the better kind and all of another are not, equal
+models are told apart by luck: of two models with n seeds each, in at most 2 / 4^n of comparisons
+(12 % for two seeds, 3 % for three), and more rarely if there are more models.
 
 **One may look after every seed** if the number of looks is fixed before (:func:`judge` with
 ``looks``). A pair is then told apart if the test at one of the looks tells it apart; each look
 gets its share of :data:`SEQUENTIAL_RATE`. Only the first n seeds of both count at look n, so the
-rate holds for any choice of the models that get more seeds. All seeds of one model and
-none of another may solve a task by luck: such a pair needs the exact test, too.
+rate holds for any choice of the models that get more seeds.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -36,6 +39,9 @@ FIRST_LOOK = 3
 SPLIT = 0.1
 """Smallest distance between solving and other seeds for which they count as two kinds, relative to
 the score that counts as solved."""
+
+WIDE = 2
+"""How many times as wide as any other gap between scores the gap between two kinds is."""
 
 
 class Verdict(NamedTuple):
@@ -82,17 +88,14 @@ class Kind(NamedTuple):
             return []
         return [own for own in scores if (own >= goal if self.higher_is_better else own <= goal)]
 
-    def apart(self, first: Sequence[float], second: Sequence[float]) -> bool:
-        """Whether scores that solve a task lie far from scores that do not."""
-        if not first or not second or self.solved_at is None:
-            return False
-        gap = max(min(first) - max(second), min(second) - max(first))
-        return gap > SPLIT * abs(self.solved_at)
-
     def split(self, scores: Sequence[float]) -> bool:
         """Whether some seeds have solved the task and others are far from it."""
         solved = self.solved(scores)
-        return self.apart(solved, [own for own in scores if own not in solved])
+        others = [own for own in scores if own not in solved]
+        if not solved or not others:
+            return False
+        gap = max(min(solved) - max(others), min(others) - max(solved))
+        return gap > SPLIT * abs(self.solved_at or 0.0)
 
 
 def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: int = 1) -> Verdict:
@@ -118,7 +121,7 @@ def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: in
         for model, own in scores.items()
     }
     known = [m for m in scores if len(usable[m]) == len(scores[m]) >= 2]
-    split = any(kind.split(usable[model]) for model in known)
+    kind, split = _two_kinds([usable[model] for model in known], kind)
 
     def rank(model: str) -> tuple[float, float]:
         own, side = usable[model], 1 if kind.higher_is_better else -1
@@ -141,30 +144,36 @@ def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: in
     return Verdict(groups, better, [model for model in scores if model not in known])
 
 
+def _two_kinds(scores: Sequence[Sequence[float]], kind: Kind) -> tuple[Kind, bool]:
+    """Whether the seeds of a model fall into two kinds, and the kind whose goal parts them."""
+    goals = [kind.solved_at]
+    pooled = sorted(value for own in scores for value in own)
+    gaps = sorted((after - value, (after + value) / 2) for value, after in pairwise(pooled))
+    if len(gaps) > 1 and gaps[-1][0] > WIDE * gaps[-2][0]:
+        goals.append(gaps[-1][1])
+    for goal in goals:
+        parted = kind._replace(solved_at=goal)
+        if any(map(parted.split, scores)):
+            return parted, True
+    return kind, False
+
+
 def _least_chance(
     first: Sequence[float], second: Sequence[float], kind: Kind, *, split: bool, looks: int
 ) -> float:
     """The chance of a pair; with several looks, the smallest over all looks of both models."""
     if looks == 1:
-        return _chance(first, second, kind, by_share=split)
-    least = 1.0
-    for seeds in range(FIRST_LOOK, min(len(first), len(second), FIRST_LOOK + looks - 1) + 1):
-        one, other = first[:seeds], second[:seeds]
-        solved = kind.solved(one), kind.solved(other)
-        lucky = {*map(len, solved)} == {0, seeds} and kind.apart(one, other)
-        chance = _chance(one, other, kind, by_share=split)
-        if lucky and not split:
-            chance = max(chance, _chance(one, other, kind, by_share=True))
-        least = min(least, chance)
-    return least
+        return _chance(first, second, kind, split=split)
+    last = min(len(first), len(second), FIRST_LOOK + looks - 1)
+    seen = ((first[:n], second[:n]) for n in range(FIRST_LOOK, last + 1))
+    return min((_chance(*own, kind, split=split) for own in seen), default=1.0)
 
 
-def _chance(
-    first: Sequence[float], second: Sequence[float], kind: Kind, *, by_share: bool
-) -> float:
+def _chance(first: Sequence[float], second: Sequence[float], kind: Kind, *, split: bool) -> float:
     """Probability of such a difference, or a larger one, between equal models."""
-    if by_share:
-        return barnard(*((len(kind.solved(own)), len(own)) for own in (first, second)))
+    shares = [(len(kind.solved(own)), len(own)) for own in (first, second)]
+    if split and {solved / n for solved, n in shares} not in ({0.0}, {1.0}):
+        return barnard(*shares)
     difference = abs(fmean(first) - fmean(second))
     free = [len(own) - 1 for own in (first, second)]
     squares = [_deviation(own, kind.problems) ** 2 for own in (first, second)]
