@@ -183,3 +183,18 @@ def test_absent_keys_are_asked_for_if_allowed_and_answered_by_the_dot() -> None:
 def test_by_default_only_keys_that_are_present_are_asked_for() -> None:
     rows = AssociativeRecall(length=6).draw(generator(0, "test"), 400, 6).tolist()
     assert all(row[-2] in row[0:6:2] and row[-1] != DOT for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "low", "high"),
+    [
+        ({}, 0.48, 0.56),  # E(most frequent of 4 values of 4 keys) / 4 = 0.53
+        ({"length": 2}, 1.0, 1.0),  # a single pair
+        ({"key_length": 2, "length": 60}, 0.3, 0.45),
+        ({"vocab_size": 60, "allow_dot": True, "length": 6}, 0.87, 0.93),  # mostly "."
+    ],
+)
+def test_a_guess_is_the_most_common_value_of_the_prompt(
+    settings: dict[str, Any], low: float, high: float
+) -> None:
+    assert low <= AssociativeRecall(**settings).chance() <= high

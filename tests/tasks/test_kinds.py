@@ -83,7 +83,6 @@ def test_the_default_loss_is_the_summed_cross_entropy_of_the_targets_that_count(
     ("task", "low", "high"),
     [
         ("word_problem(length=16)", 1 / 6 - 0.02, 1 / 6 + 0.03),
-        ("associative_recall", 0.2, 0.35),
         ("copying", 0.0, 0.0),
         ("copying(mixed=true)", 0.0, 0.01),
         ("induction_head", 1 / 18 - 0.015, 1 / 18 + 0.015),

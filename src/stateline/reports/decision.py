@@ -146,7 +146,7 @@ def decided_lengths(results: Results, task: TaskRecord, models: Sequence[str]) -
 
 
 def above_chance(task: TaskRecord, scores: Sequence[float]) -> bool:
-    """Whether the median of scores is above the score of the best constant answer.
+    """Whether the median of scores is above the score of a guess.
 
     The margin is four standard errors of a guess, but at least 0.02; an unknown chance is 0.
     Losses, and scores that count no problems, are always above chance.
@@ -271,7 +271,7 @@ def outlook(results: Results, task: TaskRecord) -> list[str]:
     said = []
     scores = _scores(results, task, task.train_length, list(runs))
     if scores and not any(above_chance(task, own) for own in scores.values()):
-        guess = "" if task.chance is None else f" ({task.chance:.3f} with one answer to everything)"
+        guess = "" if task.chance is None else f" (which has {task.chance:.3f})"
         said.append(f"no model is better than a guess{guess}: the scores say nothing yet.")
     open_ = {
         m: own for m, own in runs.items() if task.solved_at is None or not solved_runs(own, task)

@@ -65,8 +65,8 @@ class TaskRecord(Record, frozen=True, kw_only=True):
         baselines: Scores of programs that need no training, such as gzip.
         problems: Number of answers behind each score, if the score is the share of right answers;
             0 for other scores, or if it is not recorded.
-        chance: Share of right answers if the most frequent answer is always given; ``None`` for
-            other scores, or if it is not recorded.
+        chance: Share of right answers of a guess, see :meth:`stateline.tasks.Task.chance`;
+            ``None`` for other scores, or if it is not recorded.
     """
 
     spec: str

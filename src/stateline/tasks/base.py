@@ -228,7 +228,7 @@ class Task(ABC):
         return 0
 
     def chance(self, batches: int = 8) -> float:
-        """Share of right answers if a model always gives the most frequent answer.
+        """Share of right answers of a guess: by default, always the most frequent answer.
 
         The answer is chosen on one half of the answers and scored on the other, then the halves
         are swapped. On the half where it is chosen, part of its frequency is luck.

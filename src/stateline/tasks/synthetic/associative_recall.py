@@ -91,6 +91,17 @@ class AssociativeRecall(ExampleTask):
             )
         return length // (self.key_length + 1)
 
+    def chance(self, batches: int = 8) -> float:
+        """Share of right answers if a model gives the most common value of the prompt.
+
+        If one answer to everything is right more often, such as "." for absent keys, its share.
+        """
+        drawn = [self.problems(self.train_length, index) for index in range(batches)]
+        prompts, answers = (torch.cat(own) for own in zip(*drawn, strict=True))
+        values = prompts[:, self.key_length : -self.key_length : self.key_length + 1]
+        common = values.mode(dim=1, keepdim=True).values
+        return max((common == answers).float().mean().item(), super().chance(batches))
+
     def draw(self, rng: np.random.Generator, count: int, length: int) -> Int[Tensor, "count total"]:
         """Pairs, the mark, a key and its value."""
         n_pairs = self._n_pairs(length)
