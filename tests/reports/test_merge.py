@@ -90,7 +90,7 @@ def test_runs_that_differ_only_in_the_seed_are_one_model(make):
     both = merge(three)
     assert both.models == ["h3*2"]
     assert [run.seed for run in both.runs] == [0, 1, 2]
-    assert headline(both) == "1 model trained with up to 3 seeds on 1 task: Copying."
+    assert headline(both) == "1 model trained with 3 seeds on 1 task: Copying."
 
 
 @pytest.mark.parametrize(

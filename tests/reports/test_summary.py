@@ -315,6 +315,14 @@ def test_headline_says_what_was_compared(make):
     )
 
 
+def test_headline_says_whether_all_models_have_the_same_number_of_seeds(make):
+    task, models, scores = make.task(), ["h3*2", "lstm*2"], {"10": 0.5, "20": 0.1, "40": 0.0}
+    for second, said in ((2, "and 2 seeds each"), (1, "and up to 2 seeds each")):
+        seeds = zip(models, (2, second), strict=True)
+        runs = [make.run(m, task, scores, seed=n) for m, k in seeds for n in range(k)]
+        assert said in headline(make.results(tasks=[task], models=models, runs=runs, speed=[]))
+
+
 def test_headline_says_at_which_length_states_match(make):
     """A state that grows is larger at other lengths."""
     for length, said in ((None, "the training length"), (2000, "2,000 tokens")):

@@ -17,8 +17,9 @@ ONE_RATE = "All models have one learning rate: with another, their order may dif
 def headline(results: Results) -> str:
     """One sentence on what was trained, and whether sizes and settings were equal."""
     models, tasks = results.models, results.tasks
-    runs = max((len(runs_of(results, m, t)) for m in models for t in tasks), default=0)
-    seeds = f"{'up to ' if runs > 1 else ''}{count(runs, 'seed')}" if runs else ""
+    counts = [n for m in models for t in tasks if (n := len(runs_of(results, m, t)))]
+    most = max(counts, default=0)
+    seeds = f"{'up to ' if min(counts) < most else ''}{count(most, 'seed')}" if counts else ""
     each = " each" if len(models) > 1 else ""
     how = f"{sizes(results)}, {_trainings(results)}{f' and {seeds}{each}' if seeds else ''}"
     alone = all(sum(bool(runs_of(results, m, t)) for m in models) < 2 for t in tasks)
