@@ -533,6 +533,12 @@ def test_a_session_that_cannot_begin_is_refused(
         change(prefill(made, PROMPT), made)
 
 
+def test_a_session_names_the_kind_of_state_that_it_does_not_take(build: Build) -> None:
+    made = build("h3")
+    with pytest.raises(InputError, match="got a LanguageModelState: give what prefill returns"):
+        Session(made, made.init_state(1))
+
+
 @pytest.mark.parametrize(
     "other", ["h3(d_state=4)", "lstm", "h3(d_state=8) attention"], ids=["size", "kind", "more"]
 )

@@ -522,9 +522,10 @@ def _form(state: SessionState) -> Any:
 def _check_form(wanted: Any, state: SessionState) -> None:
     """Raise InputError if a state does not have the form of the session's states."""
     if _form(state) != wanted:
+        got = "another" if isinstance(state, SessionState) else f"a {type(state).__name__}"
         raise InputError(
             "the rows of a session must have a state of the same model, on the same device and in "
-            "the same dtype, got another: prefill it with the session's model"
+            f"the same dtype, got {got}: give what prefill returns with the session's model"
         )
 
 
