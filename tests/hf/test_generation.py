@@ -290,6 +290,8 @@ def test_ways_to_generate_that_need_other_models_are_refused(make: Make, prompt:
     wrapped = hf.wrap(make("h3"))
     with pytest.raises(InputError, match="no outputs after some of its layers"):
         wrapped.generate(prompt[:1], assistant_early_exit=1, max_new_tokens=2, do_sample=False)
+    with pytest.raises(InputError, match="got cache_implementation=static: leave it out"):
+        wrapped.generate(prompt[:1], cache_implementation="static", max_new_tokens=2)
     with pytest.raises(InputError, match="a state of its own: use generate, or stateline serve"):
         wrapped.generate_batch(prompt.tolist())
 

@@ -270,7 +270,9 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         if generation_config.use_cache is False:
             return
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
-            raise InputError(f"this model has a state of its own, got cache_implementation={kind}")
+            raise InputError(
+                f"this model has a state of its own, got cache_implementation={kind}: leave it out"
+            )
         model_kwargs["past_key_values"] = StatelineCache()
         if drafts:
             model_kwargs["past_key_values"].activate_past_recording()
