@@ -122,12 +122,12 @@ def _timed(
     on_gpu = device.type == "cuda"
     machine = torch.cuda.get_device_name(device) if on_gpu else str(environment()["cpu"])
     for number, job in enumerate(jobs):
-        record = _described(job, [_timing(entry) for entry in measured.get(str(number), ())])
+        record = described(job, [_timing(entry) for entry in measured.get(str(number), ())])
         yield replace(record, device=device.type, machine=machine, busy=busy)
 
 
-def _described(job: Job, timings: list[TimingRecord]) -> SpeedRecord:
-    """The timings of a job's model, and what is counted without running it."""
+def described(job: Job, timings: Sequence[TimingRecord] = ()) -> SpeedRecord:
+    """What is counted of a job's model without running it, and its timings."""
     counted = meta_model(job.model)
     lengths = STATE_LENGTHS if counted.causal else ()  # others have no state
 
@@ -146,7 +146,7 @@ def _described(job: Job, timings: list[TimingRecord]) -> SpeedRecord:
         flops_per_token={n: counted.flops_per_token(n) for n in STATE_LENGTHS},
         longest_copy=longest_copy(counted) if isinstance(counted, LanguageModel) else UNSET,
         precision=job.training.precision,
-        timings=timings,
+        timings=list(timings),
     )
 
 

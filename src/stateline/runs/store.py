@@ -17,6 +17,7 @@ from stateline.runs.folder import IMPORTS, RESULT, RESULTS, recorded_imports
 from stateline.runs.job import Job
 from stateline.runs.results import FORMAT, Results, RunRecord, TaskRecord, to_json
 from stateline.runs.score import EVAL_BATCHES
+from stateline.runs.speed import described
 from stateline.tasks import Task
 from stateline.train.environment import environment
 from stateline.train.folder import check_run_folder, found
@@ -24,23 +25,25 @@ from stateline.train.processes import Processes
 
 
 def outline(jobs: Sequence[Job], tasks: Mapping[str, Task], command: str) -> Results:
-    """Results without any run.
+    """Results without any run or timing, with the state size and operations of the models.
 
     Args:
         jobs: The jobs whose results they will hold.
         tasks: The tasks of all jobs, by spec.
         command: How to run the jobs again.
     """
+    labels = list(dict.fromkeys(job.label for job in jobs))
+    models = {job.label: job for job in reversed(jobs)}  # the first job of each
     return Results(
         format=FORMAT,
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         finished=False,
         environment={**environment()},
-        models=list(dict.fromkeys(job.label for job in jobs)),
+        models=labels,
         tasks=[describe_task(spec, tasks[spec]) for spec in dict.fromkeys(j.task for j in jobs)],
         runs=[],
-        speed=[],
+        speed=[described(models[label]) for label in labels],
     )
 
 
