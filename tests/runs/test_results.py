@@ -5,6 +5,7 @@ import json
 import math
 import operator
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,7 @@ def record_type(name: str) -> Any:
         ({"by_position": {"064": 2.0}}, r"Expected `int`, got `str` - at `key`"),
         ({"by_position": {"\u0663": 2.0}}, r"Expected `int`, got `str` - at `key`"),
         ({"by_length": {"2": {}, "3": {}}}, "lacks 'string_accuracy' at length 3"),
+        ({"by_length": {"3": {"string_accuracy": 1}}}, "lacks 'string_accuracy' at length 4"),
         ({"seed": True}, r"Expected `int`, got `bool` - at `\$.runs\[0\].seed`"),
         ({"model": "two\nlines"}, r"model 'two\\nlines' of a record"),
     ],
@@ -192,6 +194,26 @@ def test_results_that_a_report_cannot_show_are_refused(
     tmp_path: Path, results: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     results["runs"][0] |= change
+    with pytest.raises(InputError, match=message):
+        read_results(stored(tmp_path, results))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: found["speed"][0].update(model="s4d"), "model 's4d' of a record is not"),
+        (lambda found: found["tasks"][0].update(train_length=7), "train_length 7 is not in eval_"),
+        (lambda found: found.update(models=[], runs=[], speed=[]), "at least one model and one"),
+        (lambda found: found.update(tasks=[], runs=[]), "at least one model and one task"),
+    ],
+)
+def test_parts_of_results_that_do_not_fit_one_another_are_refused(
+    tmp_path: Path,
+    results: dict[str, Any],
+    change: Callable[[dict[str, Any]], None],
+    message: str,
+) -> None:
+    change(results)
     with pytest.raises(InputError, match=message):
         read_results(stored(tmp_path, results))
 
