@@ -150,7 +150,7 @@ def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> lis
                 )
                 for seed in range(seeds)
             ]
-    return list({(job, job.label): job for job in jobs}.values())
+    return jobs
 
 
 def _sized(
