@@ -18,7 +18,7 @@ from stateline.models.factory import make_model
 from stateline.models.size import count_parameters, meta_model
 from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.train import run_job
-from stateline.tasks import make_task
+from stateline.tasks import TASKS, Copying, make_task
 
 RECALL = "associative_recall(length=4, batch_size=4)"
 
@@ -137,6 +137,10 @@ class TestModels:
         assert jobs_of(own, "h3*2")[0].model.d_model == 12
         assert jobs_of("attention", own, d_model=16)[1].model.d_model != 12
 
+    def test_a_model_that_is_listed_twice_runs_once_under_each_of_its_names(self) -> None:
+        jobs = jobs_of("lstm", "h3", "lstm", "other=lstm")
+        assert [job.label for job in jobs] == ["lstm", "h3", "other"]
+
     def test_different_models_of_one_name_are_refused(self) -> None:
         with pytest.raises(InputError, match=r"two different models are called 'h3': name them"):
             jobs_of("h3", Recipe("h3", model={"norm": "rms"}))
@@ -176,6 +180,17 @@ class TestTasks:
         assert (first.task, first.training.seed) == ("copying(max_len=8)", 0)
         assert (first.training.steps, first.training.schedule) == (7, "linear")
         assert (other.task, other.training.steps) == (RECALL, 3)
+
+    def test_a_keyword_of_the_task_itself_is_no_training(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Walk(Copying):
+            def __init__(self, seed: int = 0, *, steps: int = 5) -> None:
+                super().__init__(seed, max_len=steps)
+
+        monkeypatch.setitem(TASKS, "walk", Walk)
+        (job,) = plan(Comparison(["h3"], ["walk(steps=7)"], protocol="quick", steps=3))
+        assert (job.task, job.training.steps) == ("walk(steps=7)", 3)
 
     def test_one_task_cannot_be_trained_in_two_ways(self) -> None:
         with pytest.raises(InputError, match="copying is listed twice"):

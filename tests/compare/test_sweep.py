@@ -215,6 +215,7 @@ class TestGrid:
             ({"protocol": "quick", "lrs": [], "muon_lrs": [1.0, 2.0]}, "quick tries nothing"),
             ({"lr": 1.0}, "give one of the two"),
             ({"seeds": 0}, "seeds must be from 1 to 9999, got 0"),
+            ({"seeds": 10_000}, "seeds must be from 1 to 9999, got 10000"),
             ({"train": {"seed": 3}}, "seed is set by the protocol: give the number of seeds"),
             ({"model": {"d_model": 4}}, "would set the width of all models: give d_model"),
             ({"model": {"nrom": "rms"}}, "nrom"),
