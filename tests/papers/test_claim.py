@@ -13,6 +13,8 @@ SEEDS = {
     "wide": [[99.0, 40.0, 61.0], [900.0, None, None]],
     "once": [[99.0], [100.0]],
     "never": [[50.0, 49.0, 51.0], [None, None, None]],
+    "steady": [[97.0, 97.0, 97.0], [200.0, 300.0, 200.0]],
+    "lost": [[None, None, None], [200.0, 300.0, 200.0]],
 }
 
 
@@ -46,13 +48,17 @@ UPDATES = "updates to 0.9"
         ({"of": "good", "above": "bad", "by": 30.0}, "holds"),
         ({"of": "good", "above": "bad", "by": 36.7}, "undecided"),
         ({"of": "good", "above": "bad", "times": 2.0}, "opposite"),
+        ({"of": "good", "above": "bad", "times": 0.5, "by": 80.0}, "opposite"),
         ({"of": "good", "above": "wide"}, "undecided"),
+        ({"of": "lost", "above": "bad"}, "undecided"),
         ({"of": "once", "above": "bad"}, "undecided"),
         ({"of": "bad", "below": "once"}, "undecided"),
         ({"of": "good", "above": 97.0}, "holds"),
         ({"of": "good", "above": 99.5}, "opposite"),
         ({"of": "good", "above": 98.3}, "undecided"),
         ({"of": "once", "above": 50.0}, "undecided"),
+        ({"of": "steady", "above": 96.5}, "holds"),
+        ({"of": "steady", "above": 97.0}, "undecided"),
         # Missing figures count with all updates of the run, as a lower bound.
         ({"of": "never", "above": "good", "column": UPDATES}, "holds"),
         ({"of": "good", "above": "never", "column": UPDATES}, "opposite"),
@@ -68,13 +74,18 @@ def test_a_statement_is_decided_by_its_seeds(
     assert outcome(**statement) == expected
 
 
+@pytest.mark.parametrize("row", ["once", "lost"])
+def test_where_nothing_is_known_the_chance_is_one(row: str) -> None:
+    assert judge(Statement(of=row, above="bad"), record()).chance == 1.0
+
+
 @pytest.mark.parametrize(
     ("solved", "statement", "expected"),
     [
         ([10, 0], {"of": "a", "above": "b"}, "holds"),
         ([0, 10], {"of": "a", "above": "b"}, "opposite"),
         ([3, 0], {"of": "a", "above": "b"}, "undecided"),
-        ([3, 0], {"of": "a", "above": 0.5}, "undecided"),
+        ([2, 0], {"of": "a", "above": 0.5}, "undecided"),
         ([1, 0], {"of": "a", "above": 0.5}, "opposite"),
         ([10, 0], {"of": "a", "above": 0.5}, "holds"),
     ],
@@ -83,7 +94,7 @@ def test_shares_of_seeds_that_solve_are_compared(
     solved: list[int], statement: dict[str, object], expected: Outcome
 ) -> None:
     rows = [
-        RecordedRow(label=name, seeds=[*range(10)], values=[[99.0] * n + [60.0] * (10 - n)])
+        RecordedRow(label=name, seeds=[*range(10)], values=[[97.0] * n + [60.0] * (10 - n)])
         for name, n in zip("ab", solved, strict=True)
     ]
     ten = msgspec.structs.replace(record(), columns=["score"], rows=rows, solved={"score": 97.0})
