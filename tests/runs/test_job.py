@@ -16,7 +16,13 @@ from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters
 from stateline.runs.folder import slug
 from stateline.runs.job import Job, check_job, digest
-from stateline.runs.score import EVAL_BATCHES, sample_text
+from stateline.runs.score import (
+    EVAL_BATCHES,
+    needed_bits,
+    sample_text,
+    score_by_length,
+    score_by_position,
+)
 from stateline.runs.train import run_job
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
@@ -105,3 +111,33 @@ def test_a_sample_ends_with_the_positions_of_its_model(tmp_path: Path, max_len: 
     task = make_task(f"text(path={tmp_path}, length=8, longest=8)")
     model = LanguageModel(ModelConfig("attention", 128, 8, max_len=max_len)).eval()  # of ASCII
     assert len(sample_text(model, task) or "") == max_len + 1
+
+
+def test_a_sample_holds_text_alone(tmp_path: Path) -> None:
+    """No tokens that only the model has, and no bytes that are not UTF-8."""
+    (tmp_path / "book.txt").write_text("é one two " * 400)
+    task = make_task(f"text(path={tmp_path}, length=8, longest=8)")
+    model = LanguageModel(ModelConfig("lstm", 300, 8)).eval()
+    torch.nn.init.zeros_(model.embedding.weight)  # all tokens are equally likely
+    text = sample_text(model, task)
+    assert text is not None
+    assert "\ufffd" in text
+    assert text.encode()
+
+
+def test_a_model_that_gives_nan_has_no_scores_no_sample_and_needs_no_bits(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("one two three " * 400)
+    task, copying = make_task(f"text(path={tmp_path}, length=8, longest=8)"), make_task("copying")
+    model = LanguageModel(ModelConfig("lstm", 128, 8)).eval()
+    torch.nn.init.constant_(model.embedding.weight, torch.nan)
+    assert sample_text(model, task) is None
+    scores = score_by_length(model, copying)
+    assert scores == {length: {copying.metric: None} for length in copying.eval_lengths}
+    assert needed_bits(model, copying, scores) is None
+
+
+def test_scores_by_position_are_those_of_the_longest_texts(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("one two three " * 400)
+    task = make_task(f"text(path={tmp_path}, length=8, longest=32)")
+    model = LanguageModel(ModelConfig("lstm", 128, 8)).eval()
+    assert max(score_by_position(model, task)) == 32
