@@ -60,6 +60,12 @@ def test_a_cache_of_all_tokens_rules_no_length_out() -> None:
     assert longest_copy(model_of("attention lstm")) is None
 
 
+def test_a_cache_holds_the_tokens_around_the_string_too() -> None:
+    """512 bits for each of 12 tokens are enough for 10 letters of 600 bits."""
+    model = model_of("attention")
+    assert copy_error(model, 10, n_letters=2**600) == 0 < copy_error(model, 12, n_letters=2**600)
+
+
 def test_no_string_beyond_learned_positions_is_copied() -> None:
     model = model_of("attention", 21)
     assert [copy_error(model, length) for length in (10, 11)] == [0, 1]
@@ -92,6 +98,11 @@ def test_what_a_blurred_state_lies_beyond_its_range_is_cut_off() -> None:
     low, high = torch.zeros(100), torch.ones(100)
     blurred = blur_state(torch.full((100,), 1e6), low, high, 2)
     assert blurred.max() <= 1 + 1 / 8
+
+
+def test_the_noise_is_the_same_at_every_call() -> None:
+    x, low, high = torch.full((9,), 0.5), torch.zeros(9), torch.ones(9)
+    assert blur_state(x, low, high, 1).equal(blur_state(x, low, high, 1))
 
 
 def test_numbers_that_never_change_and_positions_stay() -> None:
@@ -139,6 +150,7 @@ def test_the_numbers_of_the_state_are_counted(measured: Measured) -> None:
         ({1: 0.0, 2: 0.5, 4: 0.96, 8: 1.0}, 4),
         ({1: 1.0, 2: 0.5, 4: 0.96, 8: 1.0}, 4),
         ({1: 1.0, 8: 1.0}, 1),
+        ({1: 0.0, 8: 0.95}, 8),
         ({1: 0.0, 8: 0.9}, None),
     ],
 )
@@ -153,9 +165,18 @@ def test_tasks_that_are_not_decoded_are_refused() -> None:
         measure(model_of("lstm"), FlipFlop(), 8)
 
 
-def test_no_batch_is_refused() -> None:
-    with pytest.raises(InputError, match="batches must be at least 1, got 0"):
-        measure(model_of("lstm"), Copying(), 8, batches=0)
+@pytest.mark.parametrize(
+    ("length", "batches", "message"),
+    [
+        (8, 0, "batches must be at least 1, got 0"),
+        (1 << 31, 1, "length must be at most 2,147,483,647, got 2147483648"),
+    ],
+)
+def test_no_batch_and_a_length_beyond_memory_are_refused(
+    length: int, batches: int, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        measure(model_of("lstm"), Copying(), length, batches=batches)
 
 
 def test_mixed_strings_are_measured_at_their_longest() -> None:
@@ -181,18 +202,31 @@ def test_an_integer_that_depends_on_the_text_is_memory() -> None:
     assert state_bits(layer, 5) == 8 * layer.state_bytes(5) > 0
 
 
+class Own:
+    """A task outside the package; the prompts of a batch repeat its number."""
+
+    title, metric = "own", "accuracy"
+
+    def problems(self, length: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        prompts = torch.full((2, length), index)
+        return prompts, prompts[:, :1]
+
+    def score(self, answers: torch.Tensor, found: torch.Tensor) -> dict[str, float]:
+        return {"accuracy": (answers == found).float().mean().item()}
+
+
 @pytest.mark.cpu  # its task makes tensors
 def test_capacity_is_measured_on_any_task_with_problems() -> None:
-    class Own:
-        title, metric = "own", "accuracy"
-
-        def problems(self, length: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            prompts = torch.full((2, length), index)
-            return prompts, prompts[:, :1]
-
-        def score(self, answers: torch.Tensor, found: torch.Tensor) -> dict[str, float]:
-            return {"accuracy": (answers == found).float().mean().item()}
-
     found = measure(model_of("lstm"), Own(), 3, bits=(0,), batches=1)
     assert found.by_bits.keys() == {0}
     assert found.numbers == 16
+
+
+@pytest.mark.cpu  # its task makes tensors
+def test_ranges_are_of_other_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr("stateline.capacity.round_state", lambda *a: given.append(a) or a[0])
+    measure(model_of("lstm"), Own(), 3, bits=(0,), batches=1)
+    state, low, high = map(pytree.tree_leaves, given[0][:3])
+    assert all(map(torch.equal, low, high))  # all rows of the other batch are equal
+    assert not all(map(torch.allclose, state, low))
