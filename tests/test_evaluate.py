@@ -15,7 +15,7 @@ from torch import Tensor
 from stateline.data import ByteTokenizer, CharacterTokenizer
 from stateline.errors import InputError
 from stateline.evaluate import Buckets, evaluate, evaluate_by_position, score_file, score_text
-from stateline.evaluate.division import Division, dividing
+from stateline.evaluate.division import Division, by_rows, dividing
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import (
@@ -358,6 +358,13 @@ def test_positions_double_from_bucket_to_bucket() -> None:
     assert buckets.counts == {3: 3, 6: 3, 12: 6, 24: 12, 48: 24, 96: 1}
 
 
+def test_means_come_in_order_and_from_exact_sums() -> None:
+    buckets = Buckets(2)
+    buckets.add(torch.tensor([3, 4]), torch.ones(2))
+    buckets.add(torch.tensor([1, 2]), torch.tensor([2.0**24, 1.0]))  # no sum in float32
+    assert list(buckets.means().items()) == [(2, (2.0**24 + 1) / 2), (4, 1.0)]
+
+
 def test_perplexity_per_word_counts_words_of_the_text(tmp_path: Path) -> None:
     file = tmp_path / "words"
     file.write_text("one  two\nthree four\n\n five")
@@ -419,6 +426,24 @@ def test_processes_that_divide_the_rows_score_as_one(tmp_path: Path, kind: str, 
             count, lambda: evaluate(model, tasks[kind](), task.train_length), sharded=sharded
         ):
             assert found == pytest.approx(wanted, rel=1e-6)  # losses are added in float32
+
+
+def test_a_process_without_rows_computes_one_that_is_dropped() -> None:
+    computed = []
+
+    def compute(rows: Tensor) -> Tensor:
+        computed.append(len(rows))
+        return rows
+
+    found = scored_together(3, lambda: by_rows(compute, torch.arange(2)), sharded=True)
+    assert [rows.tolist() for rows in found] == [[0, 1]] * 3
+    assert computed == [1, 1, 1]
+
+
+def test_rows_are_divided_only_as_long_as_was_said() -> None:
+    with dividing(Division(0, 2, lambda own: [own], sharded=False)):
+        assert by_rows(torch.clone, torch.arange(2)).tolist() == [0]
+    assert by_rows(torch.clone, torch.arange(2)).tolist() == [0, 1]
 
 
 def test_what_stops_one_process_stops_all() -> None:
