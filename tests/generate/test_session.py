@@ -64,7 +64,7 @@ def test_prompts_longer_than_a_prefill_chunk_are_no_different(
     assert generate(made, prompt, 5).equal(greedy_without_state(made, prompt, 5))
 
 
-def test_a_prompt_beyond_the_last_position_is_refused_without_a_look_at_the_state(
+def test_a_text_beyond_the_last_position_is_refused_without_a_look_at_the_state(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where calls of the model leave the check to the caller."""
@@ -75,6 +75,7 @@ def test_a_prompt_beyond_the_last_position_is_refused_without_a_look_at_the_stat
     for wrong in (
         lambda: prefill(made, torch.ones(1, 10).long()),
         lambda: extend(made, after, torch.ones(1, 1).long()),
+        lambda: Session(made, prefill(made, [torch.ones(1).long(), torch.ones(9).long()])).step(),
     ):
         with pytest.raises(InputError, match="was made for max_len=8 tokens, got 9"):
             wrong()
@@ -222,20 +223,33 @@ def test_rows_with_nan_can_leave_while_the_others_go_on(build: Build) -> None:
     alone = generate(made, PROMPT, 4)[2].tolist()
     session = Session(made, prefill(made, PROMPT))
     found = [session.step(check=False).tokens[2]]
-    hook = made.norm.register_forward_hook(
-        lambda *given: given[2].index_fill(0, torch.tensor([0, 1]), float("nan"))
-    )
-    found.append(session.step(check=False).tokens[2])
-    hook.remove()
-    found.append(session.step(check=False).tokens[2])
+    for row in (0, 1):
+        hook = made.norm.register_forward_hook(
+            lambda *given, at=row: given[2].index_fill(0, torch.tensor([at]), float("nan"))
+        )
+        found.append(session.step(check=False).tokens[2])
+        hook.remove()
     assert session.nan_rows() == [0, 1]
     with pytest.raises(InputError, match="the model gives NaN after 6 tokens"):
+        session.select([0, 2])
+    with pytest.raises(InputError, match="the model gives NaN after 7 tokens"):
         session.select([1, 2])
     assert session.state([2]).length == 8
     session.select([2])
     assert session.nan_rows() == []
     found.append(session.step().tokens[0])
     assert torch.stack(found).tolist() == alone
+
+
+def test_all_rows_may_leave_after_nan(build: Build) -> None:
+    made = build("h3(d_state=8)")
+    session = Session(made, prefill(made, PROMPT))
+    hook = made.norm.register_forward_hook(lambda *given: given[2] * float("nan"))
+    session.step(check=False)
+    hook.remove()
+    session.select([])
+    session.join(prefill(made, PROMPT))
+    assert session.step().tokens.equal(generate(made, PROMPT, 1)[:, 0])
 
 
 @pytest.mark.parametrize("call", ["select", "join", "state"])
@@ -422,6 +436,9 @@ def test_a_shallow_copy_of_a_session_shares_the_model_alone(
         for choice in (session.step(), again):
             assert choice.logits.equal(wanted.logits)
             assert choice.tokens.equal(wanted.tokens)
+    for one in (session, copied):
+        one.join(prefill(made, PROMPT[:1], seed=6))  # by the sampling of the session
+    assert all(session.step().tokens.equal(copied.step().tokens) for _ in range(4))
 
 
 def test_a_kept_state_has_no_free_room(build: Build) -> None:
@@ -598,8 +615,11 @@ def test_rows_of_different_sampling_decode_together_as_alone(build: Build) -> No
     def decoded(session: Session) -> Tensor:
         return torch.stack([session.step().tokens for _ in range(9)], dim=1)
 
-    alone = [decoded(Session(model, s, sampling=c)) for s, c in zip(states, samplings, strict=True)]
+    sessions = [Session(model, s, sampling=c) for s, c in zip(states, samplings, strict=True)]
+    alone = [decoded(one) for one in sessions]
     session = Session(model, cat_states(states[:2]), sampling=samplings[:2])
     session.join(cat_states(states[2:]), samplings[2:])
     session.select([3, 2, 1, 0])
     assert decoded(session).equal(torch.cat(alone[::-1]))
+    drawn = [one.state().random for one in sessions[::-1]]
+    assert session.state().random.equal(torch.cat(drawn))
