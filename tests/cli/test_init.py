@@ -15,7 +15,7 @@ from stateline.models.checkpoint import load_any, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import ClassifierConfig, RegressorConfig
-from stateline.runs.initial import as_in_folder, new_tensors, start_from
+from stateline.runs.initial import as_in_folder, new_tensors, start_from, weights_hash
 from tests.tasks.small_data import task_on
 
 ATTENTION = ("attention", "sliding_attention")
@@ -118,6 +118,64 @@ def test_layers_are_replaced_in_their_places(
     assert train(*start, "--pattern", "attention h3", "--model.layers", "{h3: {d_state: 16}}") == 2
     assert "give settings of new layers in the pattern, as in h3(d_s" in capsys.readouterr().err
     assert train(*start, "--pattern", "attention mamba feed_forward") == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({}, {"embedding_dropout": 0.1, "residual_dropout": 0.2, "init": "h3"}),
+        ({}, {"vocab_size": 5}),  # the embedding keeps its rows
+        ({"block": "parallel"}, {"pattern": "h3"}),
+        (
+            {"pattern": "attention feed_forward", "feed_forward": "none"},
+            {"pattern": "h3 channel_mixing"},
+        ),
+    ],
+)
+def test_what_may_differ_from_the_first_model(
+    tmp_path: Path, first: dict[str, Any], then: dict[str, Any]
+) -> None:
+    config = replace(ModelConfig("attention", 9, 8), **first)
+    save_model(LanguageModel(config), tmp_path / "first")
+    wanted = replace(config, **then)
+    found = as_in_folder(wanted, str(tmp_path / "first"))
+    assert found == replace(wanted, vocab_size=9)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        ({}, {"vocab_size": 10}, "the task has 10 tokens, but the model in .* 9: choose a token"),
+        ({"block": "parallel"}, {"pattern": "mamba"}, "do not stand in the places of those of"),
+        ({}, {"tie_embeddings": False}, "tie_embeddings would be False, but in the model in .* Tr"),
+    ],
+)
+def test_what_may_not_differ_from_the_first_model(
+    tmp_path: Path, first: dict[str, Any], then: dict[str, Any], message: str
+) -> None:
+    config = replace(ModelConfig("attention", 9, 8), **first)
+    save_model(LanguageModel(config), tmp_path / "first")
+    with pytest.raises(InputError, match=message):
+        as_in_folder(replace(config, **then), str(tmp_path / "first"))
+
+
+def test_settings_of_outputs_are_those_of_the_task(tmp_path: Path) -> None:
+    config = ModelConfig("attention", 9, 8, tie_embeddings=False, head_bias=True)
+    save_model(LanguageModel(config), tmp_path / "first")
+    classes = ClassifierConfig("attention", d_model=8)
+    assert as_in_folder(classes, str(tmp_path / "first")) == classes
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "weights.pt"])
+def test_the_hash_of_weights_is_of_all_their_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.bin").mkdir()
+
+    def hashed(weights: str, config: str = "") -> str:
+        (tmp_path / name).write_text(weights)
+        (tmp_path / "config.json").write_text(config)
+        return weights_hash(str(tmp_path))
+
+    assert hashed("first") != hashed("then") == hashed("then", "config")
 
 
 @pytest.mark.parametrize("bias", [False, True])
