@@ -72,9 +72,9 @@ def styled(names: Sequence[str], families: Sequence[str] | None = None) -> list[
     order = list(dict.fromkeys(groups))
     models: list[Model] = []
     for name, group in zip(names, groups, strict=True):
-        turn, place = divmod(order.index(group), len(COLOURS))
+        place = order.index(group) % len(COLOURS)
         own = [SHAPES.index(m.shape) for m in models if m.colour == COLOURS[place]]
-        first = own[-1] + 1 if own else place + turn
+        first = own[-1] + 1 if own else place
         models.append(Model(name, COLOURS[place], SHAPES[first % len(SHAPES)]))
     return models
 
