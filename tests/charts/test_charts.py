@@ -14,7 +14,7 @@ import pytest
 from stateline.charts import draw
 from stateline.charts.chart import PADDING, Axis
 from stateline.charts.export import FORMATS, image, pictures, write_charts
-from stateline.charts.labels import Box, mark_box, place_names, spread_out
+from stateline.charts.labels import ABOVE, LONGEST, Box, mark_box, place_names, spread_out
 from stateline.charts.lines import Level, Line, Point, limits, line_chart
 from stateline.charts.scatter import Spot, front, trade_off_chart
 from stateline.charts.style import COLOURS, DARK_COLOURS, HEIGHT, SHAPES, WIDTH, styled
@@ -41,7 +41,9 @@ def test_an_outlier_is_drawn_at_the_edge_and_named():
     assert "Off the scale" not in usual.note
     assert squashed.note.endswith('Off the scale, drawn as triangles: evil"\\<script> 9 at 256.')
     drawn = json.dumps(squashed.spec())
-    assert "triangle-up" in [layer["mark"].get("shape") for layer in squashed.spec()["layer"]]
+    shapes = [layer["mark"].get("shape") for layer in squashed.spec()["layer"]]
+    assert ("triangle-up" in shapes, "triangle-down" in shapes) == (True, False)
+    assert [row["y"] for row in squashed.rows if not (row["inside"] or row["marked"])] == [9.0]
     (low, high) = squashed.spec()["layer"][0]["encoding"]["y"]["scale"]["domain"]
     assert 1.5 < low < high < 2.5
     assert "9" in drawn
@@ -89,7 +91,12 @@ def test_a_line_that_others_cover_is_wider():
     points = [Point(16, [2.0]), Point(64, [1.0])]
     lines = [Line(MODELS[0], points), Line(MODELS[2], points)]
     widths = {row["model"]: row["width"] for row in line_chart("a", "a", [], lines, AXES).rows}
-    assert widths["h3*2"] > widths["attention*2"]
+    assert widths["h3*2"] > widths["attention*2"] == 1.7
+
+
+def test_a_line_without_points_is_not_in_the_legend():
+    lines = [Line(MODELS[0], [Point(16, [2.0])]), Line(MODELS[1], [])]
+    assert line_chart("a", "a", [], lines, AXES).models == MODELS[:1]
 
 
 SPOTS = [
@@ -103,7 +110,7 @@ SPOTS = [
     [(True, True, "abd"), (True, False, "a"), (False, True, "de"), (False, False, "ace")],
 )
 def test_the_front_is_what_no_other_dominates(less_cost, more_score, best):
-    found = front(SPOTS, less_cost=less_cost, more_score=more_score)
+    found = front(SPOTS[::-1], less_cost=less_cost, more_score=more_score)
     assert sorted(spot.model.name for spot in found) == sorted(best)
     assert [spot.cost for spot in found] == sorted(spot.cost for spot in found)
 
@@ -111,6 +118,25 @@ def test_the_front_is_what_no_other_dominates(less_cost, more_score, best):
 def test_equal_models_are_both_on_the_front():
     pair = [SPOTS[0], SPOTS[0]._replace(model=MODELS[0])]
     assert len(front(pair, less_cost=True, more_score=True)) == 2
+
+
+@pytest.mark.parametrize(
+    ("less_cost", "changes", "step", "bars"),
+    [
+        (True, {}, "step-after", []),
+        (False, {}, "step-before", []),
+        (True, {"low": 0.0}, "step-after", ["low"]),
+        (True, {"costs": (0.5, 1.0, 2.0)}, "step-after", ["y"]),
+    ],
+)
+def test_the_front_steps_at_its_models_and_bars_show_spread(less_cost, changes, step, bars):
+    spots = [SPOTS[0]._replace(**changes), *SPOTS[1:]]
+    axes = (Axis("bytes", "log10"), Axis("score"))
+    drawn = trade_off_chart("a", "a", [], spots, SPOTS[:2], axes, less_cost=less_cost).spec()
+    line, *others = drawn["layer"]
+    assert line["mark"]["interpolate"] == step
+    rules = [layer["encoding"] for layer in others if layer["mark"]["type"] == "rule"]
+    assert [rule["y"]["field"] for rule in rules] == bars
 
 
 def test_models_on_the_front_are_named_in_the_chart():
@@ -137,7 +163,16 @@ def test_no_name_covers_another_or_a_mark():
             assert not any(box.covers(other) for other in [*boxes[:rank], *boxes[rank + 1 :]])
             assert not any(box.covers(mark) for mark in marks)
             assert 0 <= box.left <= box.right <= WIDTH
+            assert -ABOVE <= box.top <= box.bottom <= HEIGHT
     assert left_out < 0.02 * 300 * 5
+
+
+def test_a_name_keeps_off_lines_and_is_cut_at_its_longest():
+    for text in ("h3", "m" * 500):
+        (usual,) = place_names([(text, 150.0, 100.0)], [], [], (WIDTH, HEIGHT))
+        (moved,) = place_names([(text, 150.0, 100.0)], [], [usual.box], (WIDTH, HEIGHT))
+        assert not moved.box.covers(usual.box)
+    assert usual.box.right - usual.box.left == LONGEST
 
 
 def test_a_name_without_room_is_left_out():
