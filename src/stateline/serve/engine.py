@@ -327,8 +327,7 @@ class Engine:
         """Whether one more row fits; each state takes as much memory as the largest."""
         rows = [*self._rows, *ready, self._waiting[0]]
         needed = len(rows) * max(active.size for active in rows)
-        fits = len(rows) == 1 or needed <= self.limits.memory
-        return len(rows) <= self.limits.rows and fits
+        return len(rows) <= self.limits.rows and needed <= self.limits.memory
 
     def _join(self, ready: list[_ActiveRow]) -> None:
         self._rows += ready  # before the join: if memory runs out, they fail with the others
