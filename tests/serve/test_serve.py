@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from stateline.data import ByteTokenizer, CharacterTokenizer, Decoder
+from stateline.errors import InputError
 from stateline.generate import (
     Model,
     PrefixStates,
@@ -34,7 +35,7 @@ from stateline.layers import nbytes
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.serve import Limits, Row, make_app
-from stateline.serve.app import Stream, Ticket
+from stateline.serve.app import Stream, Ticket, _encoded
 from stateline.serve.engine import BusyError, Engine, LogProbs, Piece, StoppedError
 from stateline.serve.metrics import Metrics
 from stateline.serve.replies import CompletionAnswer
@@ -190,6 +191,12 @@ def events(body: bytes) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
 
 
+def test_bytes_that_are_not_utf8_are_shown_in_json_as_one_character() -> None:
+    assert json.loads(_encoded({"previous_response_id": "\udcff"})) == {
+        "previous_response_id": "\ufffd"
+    }
+
+
 def test_a_stream_is_the_whole_answer(client: Client) -> None:
     whole = client.complete("streamed", logprobs=2)
     request = {"model": "tiny", "prompt": "streamed", "temperature": 0, "max_tokens": 12}
@@ -197,6 +204,7 @@ def test_a_stream_is_the_whole_answer(client: Client) -> None:
     status, body = client.send("/v1/completions", request)
     assert status == 200
     assert body.endswith(b"data: [DONE]\n\n")
+    assert b"event:" not in body
     *chunks, last = events(body)
     choices = [chunk["choices"][0] for chunk in chunks]
     assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
@@ -520,6 +528,12 @@ def test_a_key_is_asked_for() -> None:
             status, body = Client(client.port, key).send("/v1/completions", GOOD)
             assert status == 401
             assert error_of(body) == "the key is missing or wrong"
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_a_limit_must_be_positive(value: float) -> None:
+    with pytest.raises(InputError, match="the limit seconds must be positive, got"):
+        Limits(seconds=value)
 
 
 def test_limits_hold() -> None:
