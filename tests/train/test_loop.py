@@ -43,6 +43,11 @@ def test_the_loss_falls() -> None:
     assert curve[-1].loss < 0.6 * curve[0].loss
 
 
+def test_a_folder_may_be_a_path_or_its_name(tmp_path: Path) -> None:
+    train(model(), task(), TrainConfig(steps=1), folder=str(tmp_path / "run"))
+    assert (tmp_path / "run" / METRICS).is_file()
+
+
 def test_the_loss_is_the_mean_since_the_last_line() -> None:
     single = [metrics.loss for metrics in run(log_every=1).curve]
     pairs = [metrics.loss for metrics in run(log_every=2).curve]

@@ -48,7 +48,7 @@ def train(
     task: Task,
     config: TrainConfig,
     *,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     run: Any = None,
     processes: Processes | None = None,
     on_log: Callable[[Metrics], None] = lambda _: None,
@@ -81,6 +81,7 @@ def train(
             checkpoint cannot be used.
     """
     processes = processes or Processes(device=next(model.parameters()).device)
+    folder = None if folder is None else Path(folder)
     trainer = Trainer(model, task, config, processes, folder, run)
     with closing(trainer.batches), _in_training(model, config):
         trainer.resume()
