@@ -72,6 +72,28 @@ def at_least(least: float, **given: float | None) -> None:
             raise InputError(f"{name} must be at least {least}, got {name}={value}")
 
 
+def check_kind(name: str, value: object, kind: type, example: str) -> None:
+    """Check that an argument of a function is of a class.
+
+    Args:
+        name: Name of the argument.
+        value: What was given.
+        kind: The class.
+        example: What could be given, for the message.
+
+    Raises:
+        InputError: If it is not.
+
+    Example:
+        >>> check_kind("text", "copying", str, "'copying'")
+    """
+    if not isinstance(value, kind):
+        raise InputError(
+            f"{name} must be a {kind.__name__}, got a {type(value).__name__}: give such as "
+            f"{example}"
+        )
+
+
 def check_keywords(
     owner: str, kind: type, given: Mapping[str, Any], *, without: Container[str] = ()
 ) -> None:

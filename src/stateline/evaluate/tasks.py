@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
@@ -23,7 +23,7 @@ from stateline.layers.state import replace_rows
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import SequenceHead
-from stateline.settings import at_least
+from stateline.settings import at_least, check_kind
 from stateline.tasks.base import (
     IGNORE,
     Batch,
@@ -247,12 +247,14 @@ def _accuracy_by_position(
 
 def _check_size(task: Task, length: int, batches: int) -> None:
     """Drawn tasks need at least one batch; for data sets, 0 means all batches."""
+    check_kind("task", task, Task, "make_task('copying')")
     at_least(1, length=length)
     at_least(1 if task.drawn else 0, batches=batches)
 
 
 @contextmanager
 def _evaluating(model: AnyModel) -> Iterator[None]:
+    check_kind("model", model, nn.Module, "LanguageModel(ModelConfig('h3', vocab_size=256))")
     was_training = model.training
     model.eval()
     try:

@@ -11,7 +11,7 @@ from stateline.data import Tokenizer
 from stateline.data.tokenizer import FILE, ByteTokenizer
 from stateline.generate.runs import NumberTokenizer, load_run
 from stateline.generate.sampling import GREEDY, Sampling
-from stateline.generate.session import Session, prefill
+from stateline.generate.session import Session, check_model, prefill
 from stateline.generate.text import TextStream, decode_text
 from stateline.generate.tokens import check_length
 from stateline.models.checkpoint import save_model
@@ -37,6 +37,7 @@ class Model:
     """
 
     def __init__(self, module: LanguageModel, tokenizer: Tokenizer | None = None) -> None:
+        check_model(module)
         size = module.config.vocab_size
         default = ByteTokenizer() if size == 256 else NumberTokenizer(size)
         self.module, self.tokenizer = module.eval(), tokenizer or default

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
@@ -23,7 +23,7 @@ from stateline.layers.stored_state import stored
 from stateline.models.inputs import check_length
 from stateline.models.language_model import LanguageModel, LanguageModelState
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import at_least
+from stateline.settings import at_least, check_kind
 
 PREFILL_CHUNK = 1024
 """Prompt tokens that are read at a time, whose activations are in memory together."""
@@ -127,6 +127,7 @@ class Session:
         room: int = ROOM,
         state_dtype: torch.dtype | None = None,
     ) -> None:
+        check_model(model)
         at_least(1, room=room)
         with torch.inference_mode():  # like all calls of a session: FSDP gathers weights in it
             self._form = _form(template(model))
@@ -407,6 +408,7 @@ def prefill(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionSt
         InputError: If a prompt is empty or has another shape, has a token outside the vocabulary,
             or is too long for a model with learned positions, or if the seed is out of range.
     """
+    check_model(model)
     rows_by_length: dict[int, list[int]] = defaultdict(list)
     for row, length in enumerate(prompt_lengths(prompt)):
         model.check_tokens(prompt[row])
@@ -451,6 +453,7 @@ def extend(
         InputError: If the tokens have another number of rows than the state, a token is outside
             the vocabulary, or there are more positions than the model has learned.
     """
+    check_model(model)
     rows = len(state.token)
     if tokens.ndim != 2 or len(tokens) != rows:
         raise InputError(
@@ -486,6 +489,11 @@ def template(model: LanguageModel, capacity: int = 0) -> SessionState:
     """A state of one row with the structure, dtypes and shapes of any state of the model."""
     token = torch.zeros(1, dtype=torch.int64, device=device_of(model))
     return first_token(model, token)._replace(model=model.init_state(1, capacity=capacity))
+
+
+def check_model(model: LanguageModel) -> None:
+    """Raise InputError unless it is a model; one that ``torch.compile`` made is, too."""
+    check_kind("model", model, nn.Module, "LanguageModel(ModelConfig('h3', vocab_size=256))")
 
 
 def device_of(model: LanguageModel) -> torch.device:

@@ -14,6 +14,7 @@ from stateline.generate.session import (
     Choice,
     Prompt,
     Session,
+    check_model,
     device_of,
     prefill,
     prompt_lengths,
@@ -49,6 +50,7 @@ def stream(
         InputError: If the prompt is empty, has a token outside the vocabulary, or is too long for
             a model with learned positions; if the model gives NaN.
     """
+    check_model(model)
     check_length(model, max(prompt_lengths(prompt)), max_new_tokens)
     room = max(1, min(max_new_tokens, ROOM))
     if prefixes is None:

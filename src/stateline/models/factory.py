@@ -18,6 +18,7 @@ from stateline.models.sequence_head import (
     SequenceHead,
     SequenceRegressor,
 )
+from stateline.settings import check_kind
 from stateline.workers import memory_bytes
 
 MAX_BYTES = 1 << 20
@@ -85,6 +86,7 @@ def make_empty_model(config: ModelConfig) -> AnyModel:
 
 
 def _build(config: ModelConfig) -> AnyModel:
+    check_kind("config", config, ModelConfig, "ModelConfig('h3', vocab_size=256)")
     model: AnyModel = KINDS[config.kind].model(config)  # type: ignore[arg-type]  # of that kind
     return model
 

@@ -18,7 +18,7 @@ from stateline.models.config import MAX_SIZE, ModelConfig
 from stateline.models.initial_weights import initialise
 from stateline.models.inputs import check_length, check_tokens, length_limit
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import at_least
+from stateline.settings import at_least, check_kind
 
 Pooling = Literal["mean", "last"]
 
@@ -116,6 +116,7 @@ class SequenceHead(SequenceLayer[HeadState]):
     """
 
     def __init__(self, config: HeadConfig) -> None:
+        check_kind("config", config, HeadConfig, "ClassifierConfig('s4d', vocab_size=256)")
         super().__init__(config.d_model)
         self.config = config
         width, channels = config.d_model, config.n_channels

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, meta_model
+from stateline.settings import check_kind
 
 __all__ = ["count_parameters", "match_width", "meta_model", "training_bytes"]
 
@@ -100,6 +101,7 @@ def match_width(
         InputError: If the wanted size is not positive or no width up to ``WIDEST`` reaches it, or
             if the model cannot be built at any width.
     """
+    check_kind("config", config, ModelConfig, "ModelConfig('h3', vocab_size=256)")
     if not wanted > 0:
         raise InputError(f"the wanted size must be positive, got {wanted}")
     sizes: dict[int, float] = {}

@@ -10,7 +10,7 @@ from typing import Any
 from stateline.errors import InputError, unknown_name
 from stateline.models.pattern import parse_pattern
 from stateline.plugins import Registry
-from stateline.settings import construct
+from stateline.settings import check_kind, construct
 from stateline.tasks.base import (
     IGNORE,
     Batch,
@@ -179,6 +179,7 @@ def make_task(text: str, *, seed: int = 0) -> Task:
         stateline.errors.InputError: unknown task 'copyng': did you mean 'copying'? \
 Known: algorithm, ...
     """
+    check_kind("text", text, str, "'copying'")
     item, *others = parse_pattern(text)
     if others or item.core or item.repeat > 1:
         raise InputError(

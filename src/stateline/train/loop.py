@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
@@ -17,6 +18,7 @@ from stateline.generate.session import OutputIsNaN
 from stateline.layers import MoE
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
+from stateline.settings import check_kind
 from stateline.tasks.base import Task
 from stateline.train.batches import Batches
 from stateline.train.checkpoint import Save
@@ -80,6 +82,9 @@ def train(
             says, the processes were given different runs, the folder cannot be written to, or its
             checkpoint cannot be used.
     """
+    check_kind("model", model, nn.Module, "LanguageModel(ModelConfig('h3', vocab_size=256))")
+    check_kind("task", task, Task, "make_task('copying')")
+    check_kind("config", config, TrainConfig, "TrainConfig(steps=100)")
     processes = processes or Processes(device=next(model.parameters()).device)
     folder = None if folder is None else Path(folder)
     trainer = Trainer(model, task, config, processes, folder, run)
