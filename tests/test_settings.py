@@ -2,9 +2,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
+import torch
 
 from stateline.errors import InputError
+from stateline.models.config import ModelConfig
 from stateline.settings import check_settings, construct
 
 
@@ -37,6 +40,16 @@ def test_keywords_and_given_arguments_reach_the_builder() -> None:
 def test_values_that_serve_are_passed_on_as_they_are(keyword: str, value: object) -> None:
     found = made(**{keyword: value})[keyword]
     assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize("number", [np.int64(2), np.int32(2), torch.tensor(2)], ids=repr)
+def test_numbers_of_numpy_and_pytorch_become_those_of_python(number: Any) -> None:
+    config = ModelConfig("lstm", number, d_model=number)
+    assert (type(config.vocab_size), type(config.d_model)) == (int, int)
+    assert ModelConfig.from_json(config.to_json()) == config == ModelConfig("lstm", 2, d_model=2)
+    assert type(made(size=number)["size"]) is int
+    with pytest.raises(InputError, match=r"wants d_model to be int, got 2\.5"):
+        ModelConfig("lstm", 2, d_model=np.float32(2.5))  # type: ignore[arg-type]
 
 
 def test_none_is_a_word_where_one_of_the_names_is() -> None:

@@ -33,8 +33,8 @@ def construct(
     parameters = inspect.signature(build).parameters.values()
     settable = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
-    values = dict(keywords)
-    for key, value in keywords.items():
+    values = {key: _plain(value) for key, value in keywords.items()}
+    for key, value in values.items():
         check_choice(f"keyword of {kind} {name!r}", key, settable)
         hint = hints.get(key, object)
         if value is None and not _fits(None, hint) and _fits("none", hint):
@@ -46,6 +46,8 @@ def construct(
 def check_settings(owner: str, settings: object) -> None:
     """Check every field of a dataclass instance against its annotation.
 
+    Numbers of NumPy and PyTorch become Python's, which files can hold.
+
     Args:
         owner: Whose settings they are, for messages.
         settings: The dataclass instance.
@@ -55,7 +57,9 @@ def check_settings(owner: str, settings: object) -> None:
     """
     for name, hint in get_type_hints(type(settings)).items():
         if get_origin(hint) is not ClassVar:
-            _check_type(owner, name, getattr(settings, name), hint)
+            value = _plain(getattr(settings, name))
+            _check_type(owner, name, value, hint)
+            object.__setattr__(settings, name, value)  # it may be frozen
 
 
 def at_least(least: float, **given: float | None) -> None:
@@ -112,6 +116,11 @@ def check_keywords(
     for name, value in given.items():
         check_choice(f"setting of {owner}", name, hints)
         _check_type(owner, name, value, hints[name])
+
+
+def _plain(value: Any) -> Any:
+    """Python's number for one of NumPy or PyTorch; anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _check_type(owner: str, name: str, value: object, hint: Any) -> None:
