@@ -71,13 +71,6 @@ def test_rope_turns_queries_and_keys(fraction: float, dims: int) -> None:
     torch.testing.assert_close(layer(x), wanted)
 
 
-def test_all_but_a_quarter_of_the_entries_may_count_twice() -> None:
-    layer, x = layer_and_input(n_heads=1, double_count=True)
-    q, k, _ = (x @ w.T for w in layer.qkv.weight.chunk(3))
-    again = q[..., 2:] @ k[..., 2:].mT / math.sqrt(8)  # with one head, its scores are (row, i, j)
-    torch.testing.assert_close(layer(x), dense(layer, x, again[:, None]))
-
-
 def test_the_head_and_position_options_change_no_weights() -> None:
     shapes = {
         tuple(

@@ -38,7 +38,6 @@ OPTIONS = {
         {"position": "hard_alibi"},
         {"position": "hard_alibi", "masked_heads": 1, "n_heads": 1},
         {"bias": True, "out_scale": 0.6},
-        {"double_count": True, "n_heads": 1},
         {
             "n_kv_heads": 2,
             "position": "alibi",

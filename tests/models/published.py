@@ -483,7 +483,7 @@ def _staircase(folder: Path) -> None:
 
 
 _LSTM = {"block": "plain", "norm": "none", "tie_embeddings": False, "head_bias": True}
-_HARD = {"n_heads": 4, "bias": True, "position": "hard_alibi", "double_count": True}
+_HARD = {"n_heads": 4, "bias": True, "position": "hard_alibi"}
 _NEOX = {"block": "parallel", "tie_embeddings": False, "layers": {"attention": _HARD}}
 
 RWKV7 = "value_residual((rwkv7(rank=3) channel_mixing(d_hidden=40))*3, rank=2)"

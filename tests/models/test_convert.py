@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config
-from stateline.models.convert.table import CONVERTERS, load_pretrained
+from stateline.models.convert.table import CONVERTERS, load_pretrained, write_pretrained
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters
 
@@ -285,13 +285,25 @@ def test_official_rotary_models_of_repeat_after_me_are_gpt_neox(wanted: Tensor) 
     )
 
 
-def test_the_other_official_models_of_repeat_after_me_count_twice() -> None:
-    model = load_pretrained(
-        official(), settings={**SIZES, "position": "hard_alibi", "masked_heads": 1}
-    )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("position", ["none", "alibi", "hard_alibi"])
+def test_entries_that_count_twice_in_repeat_after_me_are_twice_as_large(
+    position: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """All but the first quarter of the entries of each query; written, they are as before."""
+    tensors = {name: t.to(dtype) for name, t in official().items()}
+    settings = {**SIZES, "position": position, "masked_heads": 1}
+    model = load_pretrained(tensors, settings=settings)
     layer = model.stack.links[0].branches[0].layer
-    assert layer.settings.double_count
-    assert (layer.position, layer.masked_heads) == ("hard_alibi", 1)
+    assert (layer.position, layer.masked_heads) == (position, 1)
+    heads = tensors["gpt_neox.layers.0.attention.query_key_value.weight"].view(2, 3, 4, 8)
+    factor = torch.tensor([1, 2, 2, 2])[:, None]
+    queries = layer.qkv.weight[:8].view(2, 4, 8)
+    assert queries.equal(factor * heads[:, 0])
+    assert layer.qkv.weight[8:].view(2, 2, 4, 8).equal(heads[:, 1:].transpose(0, 1))
+    write_pretrained(model, tmp_path / "back", "repeat_after_me")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert all(back[name].equal(tensor) for name, tensor in tensors.items())
 
 
 class OfficialLSTM(nn.Module):

@@ -391,7 +391,6 @@ def test_a_model_that_a_family_cannot_express_is_not_written(tmp_path: Path) -> 
         ("llama", "attention", "score_scale", 0.5),
         ("llama", "attention", "position", "alibi"),
         ("gpt2", "attention", "score_scale", 0.5),
-        ("gpt2", "attention", "double_count", True),
         ("bamba", "mamba2", "min_step", 1e-3),
         ("falcon_h1", "mamba2", "min_step", 1e-3),
         ("mixtral", "moe", "activation", "geglu"),

@@ -72,10 +72,6 @@ class AttentionSettings(HeadSettings):
         norm_eps: For ``qk_norm``: added to the mean square.
         gated: Whether each head's output is multiplied by the sigmoid of another projection of the
             input, whose rows follow the queries of the head.
-        double_count: Whether all but the first quarter of a head's entries count twice in the
-            score, :math:`(q \cdot k + q_{r:} \cdot k_{r:}) / \sqrt d` with
-            :math:`r = \lfloor d / 4 \rfloor`. The official code of "Repeat After Me" computes this
-            for ``none``, ``alibi`` and ``hard_alibi``, and its weights need it.
         out_scale: Constant factor of the output.
     """
 
@@ -84,13 +80,7 @@ class AttentionSettings(HeadSettings):
     qk_norm: bool | Literal["offset", "joint"] = False
     norm_eps: float = 1e-6
     gated: bool = False
-    double_count: bool = False
     out_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.double_count and self.position == "rope":
-            raise InputError("double_count needs another position scheme than rope")
 
 
 @keywords_from(AttentionSettings)
@@ -232,13 +222,7 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
                 q, k = self.q_norm(q), self.k_norm(k)
         if positions is not None:
             q, k = self.rotated(positions, q, k)
-        q = scaled(q, self.settings.score_scale)
-        # Differs from the official code of "Repeat After Me", which always does this. Its paper
-        # does not mention it, and scaled query entries give the same family of functions.
-        if self.settings.double_count:
-            once, twice = q.tensor_split([self.d_head // 4], dim=-1)
-            q = torch.cat([once, 2 * twice], dim=-1)
-        return q, k, v, gate
+        return scaled(q, self.settings.score_scale), k, v, gate
 
     @derived
     def scheme(self) -> tuple[Tensor | None, Tensor | None]:

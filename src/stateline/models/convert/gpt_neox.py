@@ -1,14 +1,18 @@
 """GPT-NeoX and Pythia, and the models of "Repeat After Me", which are built on GPT-NeoX."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter, Shapes, family
+from stateline.models.convert.decoder_parts import decoder_parts
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings, field
-from stateline.models.convert.parts import Names, Part, Place, Written, groups, renamed
+from stateline.models.convert.parts import Change, Names, Part, Place, Written, groups, renamed
 from stateline.models.convert.weights import count, number
 from stateline.models.pattern import parse_pattern
 
@@ -73,7 +77,6 @@ def _read(draft: Draft) -> None:
         draft.layers["attention"] |= {
             "position": settings["position"],
             "masked_heads": settings.get("masked_heads"),
-            "double_count": True,  # not in the paper: see Attention
         }
 
 
@@ -142,6 +145,30 @@ def _repeat_after_me_settings(config: ModelConfig) -> dict[str, Any]:
     return _FIELDS.write(model) | position
 
 
+def _repeat_after_me_parts(config: ModelConfig, _: Settings) -> list[Part]:
+    r"""The tensors of a GPT-NeoX; queries may have another size.
+
+    Without rotary positions, all but the first quarter of a head's entries count twice in the
+    official score, :math:`(q \cdot k + q_{r:} \cdot k_{r:}) / \sqrt d` with
+    :math:`r = \lfloor d / 4 \rfloor`. The paper does not mention this. Here, these entries of q are
+    twice as large instead, which gives the same scores, bit for bit.
+    """
+    parts, attention = decoder_parts(config, NAMES), groups(config, NAMES).first("attention")
+    if attention["position"] == "rope":
+        return parts
+    heads = attention["n_heads"], attention["d_head"]
+    twice = Change(partial(_multiplied, heads, 2.0), partial(_multiplied, heads, 0.5))
+    return [part._replace(joined=twice) if ".qkv." in part.ours else part for part in parts]
+
+
+def _multiplied(heads: tuple[int, int], factor: float, rows: Tensor) -> Tensor:
+    """Rows of a joint projection; all but the first quarter of each query have a factor."""
+    n_heads, d_head = heads
+    rows = rows.clone()
+    rows[: n_heads * d_head].unflatten(0, heads)[:, d_head // 4 :] *= factor
+    return rows
+
+
 def lstm_config(settings: Settings) -> ModelConfig:
     """Our configuration of the LSTM of Repeat After Me: no norms, no residual branches."""
     # Differs from the official code, which applies dropout of 65 % between LSTM layers in
@@ -186,6 +213,7 @@ CONVERTERS: Mapping[str, Converter] = {
         recognise=lambda settings, tensors: (
             "position" in settings and any("query_key_value" in name for name in tensors)
         ),
+        parts=_repeat_after_me_parts,
     ),
     "repeat_after_me_lstm": Converter(
         Names(embedding="word_embeddings", head="head"),
