@@ -124,6 +124,26 @@ def test_everything_public_says_what_it_is() -> None:
     assert silent == ["NORMS: <lambda>"] * 3
 
 
+OP_FUNCTIONS = [
+    name
+    for name in ops.__all__
+    if hasattr(getattr(ops, name), "check")
+    and not name.endswith(("_step", "_step_", "_stepper", "_every"))
+]
+
+
+@pytest.mark.parametrize("name", OP_FUNCTIONS)
+def test_an_op_says_its_equation_arguments_errors_and_source(name: str) -> None:
+    function = getattr(ops, name)
+    text = function.__doc__
+    assert "math:" in text
+    for argument in inspect.signature(function).parameters:
+        assert f"\n    {argument}: " in text
+    for part in ("Returns", "Raises"):
+        assert f"\n\n{part}:\n" in text
+    assert "\n\nReferences:\n" in text or name == "short_conv"  # names fft_conv, which has them
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_needs_its_width_alone(name: str) -> None:
     assert LAYERS[name](8).d_model == 8

@@ -41,7 +41,7 @@ _ARGUMENTS = {
     "weights": "Weights.",
     "state": """State before the first token, at least float32; ``None`` is the zero state.""",
     "starts": """True where a document begins, whose state before it is zero: see
-            :meth:`stateline.layers.SequenceLayer.forward`.""",
+        :meth:`stateline.layers.SequenceLayer.forward`.""",
     "backend": """Backend that must run the call; ``"auto"`` chooses one.""",
 }
 """Meaning of the arguments that many ops have."""

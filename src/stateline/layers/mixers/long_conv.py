@@ -102,6 +102,9 @@ class LongConv(SSMLayer):
         d_model: Width of input and output.
         **settings: See :class:`~stateline.layers.mixers.ssm_settings.FilterSettings`.
 
+    Raises:
+        InputError: If a setting does not fit.
+
     References:
         Poli et al., "Hyena Hierarchy", ICML 2023, for the filters, without Hyena's gates;
         Fathi et al., "Block-State Transformers", NeurIPS 2023, for several filters per channel.

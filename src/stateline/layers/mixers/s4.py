@@ -113,6 +113,9 @@ class S4(SSMLayer):
         output: The map across channels: ``glu``, ``half_glu`` or ``linear``.
         **settings: See :class:`~stateline.layers.mixers.ssm_settings.ChannelSSMSettings`.
 
+    Raises:
+        InputError: If ``output`` is unknown, or a setting does not fit.
+
     References:
         Gu et al., "Efficiently Modeling Long Sequences with Structured State Spaces", ICLR 2022.
     """

@@ -15,14 +15,17 @@ from stateline.ops.hippo import diagonal_plus_low_rank
 class S4D(SSMLayer):
     r"""Diagonal state space layer: :math:`y = W\,\mathrm{gelu}(\mathrm{SSM}(x)) + b`.
 
-    Its coefficients do not depend on the input: it remembers well, but cannot select by content
-    what to remember. The state has a constant size.
+    SSM is :class:`~stateline.layers.DiagonalSSM`. Its coefficients do not depend on the input: it
+    remembers well, but cannot select by content what to remember. The state has a constant size.
 
     Args:
         d_model: Number of channels.
-        output: The map across channels: ``linear``, or ``glu`` as in the S4 papers.
+        output: The map across channels: ``linear``, ``half_glu``, or ``glu`` as in the S4 papers.
         **settings: See :class:`~stateline.layers.mixers.ssm_settings.DiagonalSettings`; the
             discretization is ``zoh`` by default.
+
+    Raises:
+        InputError: If ``output`` is unknown, or a setting does not fit.
 
     References:
         Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",

@@ -132,6 +132,9 @@ class S5(SSMLayer):
         output: The map across channels: ``half_glu``, ``glu`` or ``linear``.
         **settings: See :class:`~stateline.layers.mixers.ssm_settings.S5Settings`.
 
+    Raises:
+        InputError: If ``output`` is unknown, or a setting does not fit.
+
     References:
         Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
     """

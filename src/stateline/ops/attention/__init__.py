@@ -109,6 +109,10 @@ def attention(
         >>> v = torch.randn(1, 5, 1, 4)
         >>> torch.equal(attention(v, v, v, AttentionMask(windows=torch.tensor([1]))), v)
         True
+
+    References:
+        Vaswani et al., 2017, section 3.2; linear bias: Press et al., 2022 (ALiBi); windows of
+        heads: Jelassi et al., 2024 (Hard-ALiBi); grouped queries: Ainslie et al., "GQA", 2023.
     """
     k, v = k.to(q.dtype), v.to(q.dtype)
     return dispatch(OP, "attention", q, k, v, mask, dropout, backend=backend)

@@ -1,18 +1,4 @@
-r"""Delta rule with a decay per entry: a token reads, decays and corrects a matrix.
-
-.. math::
-    S_t = \mathrm{diag}(e^{g_t}) S_{t-1} + b_t (a_t^\top S_{t-1}) + k_t v_t^\top,
-    \qquad y_t = S_t^\top q_t
-
-What the state holds at a is written at b. For :math:`a = e^g \odot \kappa` and
-:math:`b = -\beta \kappa`, the old value at the key :math:`\kappa` is removed after the decay, as in
-Kimi Delta Attention; for :math:`a = \kappa` and :math:`b = -\kappa \odot \alpha`, before it, as in
-RWKV-7.
-
-References:
-    Kimi Team, "Kimi Linear", 2025, equation 1; Peng et al., "RWKV-7 Goose", 2025, section 3; the
-    state is the transpose of the second paper's.
-"""
+"""Delta rule with a decay per entry: whole sequences, chunks and single steps."""
 
 from typing import NamedTuple
 
@@ -79,9 +65,19 @@ def delta_rule(
     starts: Starts | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    """Response to a sequence or to its next chunk, and the state after it.
+    r"""For each token, decay, correct and read one matrix S per head.
 
-    Computed in the dtype of the state.
+    .. math::
+        S_t = \mathrm{diag}(e^{g_t}) S_{t-1} + b_t (a_t^\top S_{t-1}) + k_t v_t^\top,
+        \qquad y_t = S_t^\top q_t
+
+    What the state holds at a is written at b. For :math:`a = e^g \odot \kappa` and
+    :math:`b = -\beta \kappa`, the old value at the key :math:`\kappa` is removed after the decay,
+    as in Kimi Delta Attention; for :math:`a = \kappa` and :math:`b = -\kappa \odot \alpha`, before
+    it, as in RWKV-7. Computed in the dtype of the state.
+
+    Args:
+        x: Queries q, keys k, values v, logarithms g of the decays, and the vectors a and b.
 
     Returns:
         Outputs in the dtype of ``v``, and the state after the last token.
@@ -94,6 +90,10 @@ def delta_rule(
         >>> y, state = delta_rule(DeltaSignals(one, one, v, 0 * one, one, -0.5 * one))
         >>> y.flatten()
         tensor([4., 5.])
+
+    References:
+        Kimi Team, "Kimi Linear", 2025, equation 1; Peng et al., "RWKV-7 Goose", 2025, section 3;
+        the state is the transpose of the second paper's.
     """
     if state is None:
         state = zeros_before(x.v, len(x.v), *x.q.shape[2:], x.v.shape[3])

@@ -1,16 +1,4 @@
-r"""Diagonal state space model: whole sequences, chunks and single steps.
-
-.. math:: x_t = a\, x_{t-1} + b\, u_t, \qquad y_t = 2\,\mathrm{Re} \sum_n c_n x_{t,n}
-
-Each channel has its own complex vectors a, b, c and its own state x. Modes come in conjugate pairs;
-one of each pair is stored, hence the factor 2. Complex numbers are real planes (a last axis of
-length 2).
-
-References:
-    Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
-    NeurIPS 2022, section 3; Fu et al., "Hungry Hungry Hippos", ICLR 2023, algorithm 2 (state
-    passing).
-"""
+"""Diagonal state space model: whole sequences, chunks and single steps."""
 
 from typing import Any, NamedTuple
 
@@ -84,15 +72,19 @@ def diagonal_ssm(
     starts: Bool[Tensor, "*batch length"] | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "*batch length output"], Any]:
-    r"""Response to a sequence, or to the next chunk of one.
+    r"""Run a diagonal state space model in every channel.
 
-    From the zero state, it equals the convolution with
-    :math:`k_t = 2\,\mathrm{Re} \sum_n c_n b_n a_n^t`, which is how the ``torch`` backend computes
-    it; see :func:`stateline.ops.fft_conv` for its rounding.
+    .. math:: x_t = a\, x_{t-1} + b\, u_t, \qquad y_t = 2\,\mathrm{Re} \sum_n c_n x_{t,n}
+
+    Each channel has its own complex vectors a, b, c and its own state x. Modes come in conjugate
+    pairs; one of each pair is stored, hence the factor 2. Complex numbers are real planes (a last
+    axis of length 2). From the zero state, the output is the convolution with
+    :math:`k_t = 2\,\mathrm{Re} \sum_n c_n b_n a_n^t`. The ``torch`` backend computes it in this
+    way; see :func:`stateline.ops.fft_conv` for its rounding.
 
     Args:
         u: Input signal.
-        weights: Weights.
+        weights: Logarithm of a, b and c.
         starts: True where a document begins, which then does not see earlier inputs. A state
             continues the first document of a row, unless ``starts`` is true at its first position.
             The backends ``torch`` and ``reference`` are slower with ``starts`` than on documents
@@ -112,6 +104,11 @@ def diagonal_ssm(
         >>> y, _ = diagonal_ssm(u, DiagonalWeights(log_a, one, half))
         >>> y.flatten().mul(100).round()
         tensor([100.,  50.,  25.])
+
+    References:
+        Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
+        NeurIPS 2022, section 3; Fu et al., "Hungry Hungry Hippos", ICLR 2023, algorithm 2 (state
+        passing).
     """
     return dispatch(OP, "diagonal_ssm", u, weights, state, starts=starts, backend=backend)
 

@@ -1,15 +1,4 @@
-r"""Diagonal-plus-low-rank state space model, discretised by the bilinear rule.
-
-.. math::
-    \dot x = (\Lambda - P P^*) x + B u, \qquad y = C x
-
-Each channel has complex vectors Lambda (``a``), P, B and C and a step dt. Modes come in conjugate
-pairs; one of each pair is stored, in the vectors and in the state. Complex numbers are real planes
-(a last axis of length 2).
-
-References:
-    Gu et al., "Efficiently Modeling Long Sequences with Structured State Spaces", ICLR 2022.
-"""
+"""Diagonal-plus-low-rank state space model: whole sequences, chunks and single steps."""
 
 from typing import Any, NamedTuple
 
@@ -66,7 +55,18 @@ def dplr_ssm(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "*batch length output"], Any]:
-    """Response to a sequence, or to the next chunk of one.
+    r"""Run state space models, diagonal plus low rank, discretised by the bilinear rule.
+
+    .. math::
+        \dot x = (\Lambda - P P^*) x + B u, \qquad y = 2\,\mathrm{Re}\, C x
+
+    Each channel has complex vectors :math:`\Lambda`, P, B and C, and a step dt between two inputs.
+    Modes come in conjugate pairs; one of each pair is stored, in the vectors and in the state,
+    hence the factor 2. Complex numbers are real planes (a last axis of length 2).
+
+    Args:
+        u: Input signal.
+        weights: Steps dt, the diagonal :math:`\Lambda` (``a``) in the unit of 1 / dt, P, B and C.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input: ``None`` if no
@@ -82,6 +82,9 @@ def dplr_ssm(
         >>> y, _ = dplr_ssm(u, DPLRWeights(torch.ones(1), -2 / 3 * one, 0 * one, one, one))
         >>> y.flatten().round(decimals=3)
         tensor([6.0000, 3.0000, 1.5000])
+
+    References:
+        Gu et al., "Efficiently Modeling Long Sequences with Structured State Spaces", ICLR 2022.
     """
     return dispatch(OP, "dplr_ssm", u, weights, state, backend=backend)
 

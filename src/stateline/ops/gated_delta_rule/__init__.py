@@ -1,16 +1,4 @@
-r"""Gated delta rule: one matrix per head; writing a value at a key replaces the old value there.
-
-.. math::
-    S_t = \alpha_t (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top,
-    \qquad y_t = S_t^\top q_t
-
-For keys of unit length and :math:`\beta = 1`, the new value replaces the old one at the key.
-:math:`\alpha` makes the whole state decay.
-
-References:
-    Yang, Kautz and Hatamizadeh, "Gated Delta Networks", ICLR 2025, equation 10; the state is the
-    transpose of the paper's.
-"""
+"""Gated delta rule: whole sequences, chunks and single steps."""
 
 from typing import NamedTuple
 
@@ -71,9 +59,17 @@ def gated_delta_rule(
     starts: Starts | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    """Response to a sequence or to its next chunk, and the state after it.
+    r"""For each token, decay one matrix S per head, and replace the value at the key.
 
-    Computed in the dtype of the state.
+    .. math::
+        S_t = \alpha_t (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top,
+        \qquad y_t = S_t^\top q_t
+
+    For keys of unit length and :math:`\beta = 1`, the new value replaces the old one at the key.
+    :math:`\alpha` makes the whole state decay. Computed in the dtype of the state.
+
+    Args:
+        x: Queries q, keys k, values v, logarithms of the decays :math:`\alpha`, and :math:`\beta`.
 
     Returns:
         Outputs in the dtype of ``v``, and the state after the last token.
@@ -86,6 +82,10 @@ def gated_delta_rule(
         >>> x = GatedDeltaSignals(one, one, v, torch.zeros(1, 2, 1), torch.ones(1, 2, 1))
         >>> gated_delta_rule(x)[0].flatten()
         tensor([5., 3.])
+
+    References:
+        Yang, Kautz and Hatamizadeh, "Gated Delta Networks", ICLR 2025, equation 10; the state is
+        the transpose of the paper's.
     """
     if state is None:
         state = zeros_before(x.v, len(x.v), *x.q.shape[2:], x.v.shape[3])

@@ -1,14 +1,4 @@
-r"""The core of H3 between its projections: shift filter, gate, diagonal SSM, gate.
-
-.. math:: y = q \odot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{filter}(k) \odot v)
-
-Channel ``head * d_head + entry`` of q, k and v belongs to a head. Wider heads (``d_head > 1``) use
-the outer product of filtered key and value, one diagonal SSM input for each pair of entries, and
-the query contracts the key axis.
-
-References:
-    Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.2 and algorithm 1.
-"""
+"""The core of H3 between its projections: whole sequences, chunks and single steps."""
 
 from typing import Any, NamedTuple
 
@@ -92,13 +82,20 @@ def h3_core(
     starts: Bool[Tensor, "batch length"] | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length read"], Any]:
-    """Response to a sequence, or to the next chunk of one.
+    r"""Filter the keys, gate the values, run a diagonal SSM, and gate by the queries.
+
+    .. math:: y = q \odot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{filter}(k) \odot v)
+
+    Channel ``head * d_head + entry`` of q, k and v belongs to a head. Wider heads (``d_head > 1``)
+    use the outer product of filtered key and value, one diagonal SSM input for each pair of
+    entries, and the query contracts the key axis.
 
     Args:
         q: Queries.
         k: Keys.
         v: Values.
-        weights: Weights.
+        weights: Taps of the filter, the diagonal SSM, as in :func:`diagonal_ssm`, and its skip
+            connection.
 
     Returns:
         ``d_model`` channels for each readout, in the dtype of ``q``, and the state after the chunk:
@@ -117,6 +114,9 @@ def h3_core(
         >>> y, _ = h3_core(torch.ones(1, 3, 1), k, v, weights)
         >>> y.flatten().round().abs()
         tensor([0., 7., 7.])
+
+    References:
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.2 and algorithm 1.
     """
     return dispatch(OP, "h3_core", q, k, v, weights, state, starts=starts, backend=backend)
 

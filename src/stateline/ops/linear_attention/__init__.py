@@ -1,17 +1,4 @@
-r"""Linear attention: one matrix per head; keys write values into it, queries read them.
-
-.. math:: S_t = e^{g_t} S_{t-1} + k_t v_t^\top, \qquad y_t = S_t^\top q_t
-
-Without the decay g, this is causal attention without the softmax. With one g per head, this is the
-state space model of Mamba-2, where q, k and v are called C, B and x (times the step). With a vector
-g per head, each entry of the keys has a decay of its own, as in gated linear attention: row i of S
-is multiplied by :math:`e^{g_{t,i}}`.
-
-References:
-    Katharopoulos et al., "Transformers are RNNs", ICML 2020, section 3.3; Dao and Gu,
-    "Transformers are SSMs", ICML 2024, section 6; Yang et al., "Gated Linear Attention Transformers
-    with Hardware-Efficient Training", ICML 2024, section 4.
-"""
+"""Linear attention: whole sequences, chunks and single steps."""
 
 from typing import NamedTuple
 
@@ -105,9 +92,17 @@ def linear_attention(
     starts: Starts | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    """Response to a sequence or to its next chunk, and the state after it.
+    r"""Write values at keys into one matrix S per head, and read them by queries.
 
-    Computed in the dtype of the state.
+    .. math:: S_t = e^{g_t} S_{t-1} + k_t v_t^\top, \qquad y_t = S_t^\top q_t
+
+    Without the decay g, this is causal attention without the softmax. With one g per head, this is
+    the state space model of Mamba-2, where q, k and v are called C, B and x (times the step). With
+    a vector g per head, each entry of the keys has a decay of its own, as in gated linear
+    attention: row i of S is multiplied by :math:`e^{g_{t,i}}`. Computed in the dtype of the state.
+
+    Args:
+        x: Queries q, keys k, values v and logarithms g of the decays.
 
     Returns:
         Outputs in the dtype of ``v``, and the state after the last token.
@@ -118,6 +113,11 @@ def linear_attention(
         >>> y, state = linear_attention(LinearSignals(one, one, v))
         >>> y.flatten()
         tensor([1., 3., 7.])
+
+    References:
+        Katharopoulos et al., "Transformers are RNNs", ICML 2020, section 3.3; Dao and Gu,
+        "Transformers are SSMs", ICML 2024, section 6; Yang et al., "Gated Linear Attention
+        Transformers with Hardware-Efficient Training", ICML 2024, section 4.
     """
     if state is None:
         state = zeros_before(x.v, len(x.v), x.v.shape[2], x.q.shape[3], x.v.shape[3])

@@ -75,10 +75,14 @@ def lstm(
 
     Args:
         x: Inputs.
-        weights: Weights.
-        state: State before the first input.
+        weights: Matrices W and U, and biases b and b'.
+        state: Output h and cell c before the first input.
 
     Returns:
-        All outputs, and the state after the last input.
+        All outputs h, and the state after the last input.
+
+    References:
+        Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 1997; forget gate:
+        Gers et al., "Learning to Forget", Neural Computation 2000.
     """
     return dispatch(OP, "lstm", x, weights, state, backend=backend)

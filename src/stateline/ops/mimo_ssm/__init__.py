@@ -1,13 +1,4 @@
-r"""Diagonal state space model with many inputs and outputs.
-
-.. math:: x_t = a \odot x_{t-1} + B u_t, \qquad y_t = 2\,\mathrm{Re}\, C x_t
-
-All channels share one complex state x. Modes come in conjugate pairs; one of each pair is stored,
-hence the factor 2. Complex numbers are real planes (a last axis of length 2).
-
-References:
-    Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
-"""
+"""Diagonal state space model with many inputs and outputs: sequences and steps."""
 
 from typing import NamedTuple
 
@@ -61,11 +52,16 @@ def mimo_ssm(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch mode 2"]]:
-    """Response to a sequence or to its next chunk, and the state after it.
+    r"""Run one diagonal state space model with many inputs and outputs.
+
+    .. math:: x_t = a \odot x_{t-1} + B u_t, \qquad y_t = 2\,\mathrm{Re}\, C x_t
+
+    All channels share one complex state x. Modes come in conjugate pairs; one of each pair is
+    stored, hence the factor 2. Complex numbers are real planes (a last axis of length 2).
 
     Args:
         u: Input signals.
-        weights: Weights.
+        weights: Logarithm of the transition a, and matrices B and C.
 
     Returns:
         Output signals in the dtype of ``u``, and the state after the last input.
@@ -79,6 +75,9 @@ def mimo_ssm(
         >>> y, state = mimo_ssm(u, MIMOWeights(log_a, b, torch.tensor([[[0.5, 0.0]]])))
         >>> y.flatten().mul(100).round()
         tensor([100., 350., 175.])
+
+    References:
+        Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
     """
     if state is None:
         state = weights.log_a.new_zeros(*u.shape[:-2], *weights.log_a.shape)

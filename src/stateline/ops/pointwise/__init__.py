@@ -1,9 +1,4 @@
-r"""Functions of single positions: the feed-forward with GELU, and the rotation of pairs.
-
-References:
-    Vaswani et al., 2017, section 3.3; Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016,
-    section 2; Su et al., "RoFormer", 2021.
-"""
+"""Functions of single positions: the feed-forward with GELU, and the rotation of pairs."""
 
 from typing import NamedTuple
 
@@ -66,7 +61,7 @@ def feed_forward(
 
     Args:
         x: Inputs.
-        weights: Weights.
+        weights: Matrices W and biases b.
 
     Returns:
         Outputs in the dtype of ``x``; under autocast, in the dtype of matrix products.
@@ -76,6 +71,10 @@ def feed_forward(
         >>> one = torch.ones(1, 1)
         >>> feed_forward(one, FeedForwardWeights(one, torch.zeros(1), 2 * one, torch.ones(1)))
         tensor([[2.6824]])
+
+    References:
+        Vaswani et al., 2017, section 3.3; Hendrycks and Gimpel, "Gaussian Error Linear Units",
+        2016, section 2.
     """
     return dispatch(OP, "feed_forward", x, weights, backend=backend)
 
@@ -98,9 +97,12 @@ def rotary(
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "batch length head d_head"]:
-    """Rotate entries t and t + pair of each head, for t < pair; the others stay as they are.
+    r"""Rotate pairs of entries of each head by angles; the core of rotary position embeddings.
 
-    This is the core of rotary position embeddings.
+    .. math:: y_j = x_j \cos \theta_j - x_{j+p} \sin \theta_j, \qquad
+        y_{j+p} = x_{j+p} \cos \theta_j + x_j \sin \theta_j \qquad (j < p)
+
+    Entries after the p pairs stay as they are.
 
     Args:
         x: Queries or keys.
@@ -118,5 +120,8 @@ def rotary(
         >>> x, zero = torch.tensor([1.0, 2.0, 5.0]).reshape(1, 1, 1, 3), torch.zeros(1, 1, 1)
         >>> rotary(x, zero, zero + 1).flatten()
         tensor([-2.,  1.,  5.])
+
+    References:
+        Su et al., "RoFormer", 2021.
     """
     return dispatch(OP, "rotary", x, cos, sin, backend=backend)

@@ -1,14 +1,4 @@
-r"""Selective scan: a diagonal state space model with input-dependent step, B and C.
-
-.. math::
-    h_t = e^{\Delta_t A} \odot h_{t-1} + \Delta_t u_t B_t, \qquad y_t = C_t \cdot h_t
-
-Each channel has its own real state h; B and C are shared by the channels of a group.
-
-References:
-    Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023, section
-    3.2.
-"""
+"""Selective scan: whole sequences, chunks and single steps."""
 
 from typing import NamedTuple
 
@@ -70,14 +60,18 @@ def selective_scan(
     starts: Starts | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length channel"], Float[Tensor, "batch channel d_state"]]:
-    """Response to a sequence or to its next chunk, and the state after it.
+    r"""Run a diagonal state space model whose step, B and C depend on the input.
 
-    Computed in the dtype of the state. Only the inputs are saved for the backward pass, which
-    recomputes the states.
+    .. math::
+        h_t = e^{\Delta_t A} \odot h_{t-1} + \Delta_t u_t B_t, \qquad y_t = C_t \cdot h_t
+
+    Each channel has its own real state h; B and C are shared by the channels of a group. Computed
+    in the dtype of the state. Only the inputs are saved for the backward pass, which recomputes the
+    states.
 
     Args:
-        x: Signals.
-        a: Diagonal A of the transition, negative.
+        x: Input signal u, steps :math:`\Delta`, and vectors B and C.
+        a: Diagonal A of the transition, negative, in the unit of 1 / :math:`\Delta`.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input.
@@ -90,6 +84,10 @@ def selective_scan(
         >>> y, state = selective_scan(ScanSignals(u, dt, one, one), a, torch.ones(1, 1, 1))
         >>> y.flatten().mul(100).round()
         tensor([119.,  60.])
+
+    References:
+        Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
+        section 3.2.
     """
     if state is None:
         state = zeros_before(x.u, len(x.u), *a.shape)

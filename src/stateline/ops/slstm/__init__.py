@@ -72,7 +72,7 @@ def slstm(
     keeps the exponentials below one. So m is taken as a constant in the gradients.
 
     Args:
-        gates: What the inputs give to the gates i, f, z and o.
+        gates: x, what the inputs give to the gates i, f, z and o.
         weight: R, from the entries of the output before to the entries of each gate.
         state: State before the first input; all n must be positive, or it is
             :func:`empty_cell`'s.

@@ -45,6 +45,9 @@ def shift_taps(
         >>> b, c = torch.tensor([[1.0, 10.0]]), torch.tensor([[2.0, 3.0]])
         >>> shift_taps(b, c, torch.tensor([100.0])).round()
         tensor([[132.,   3.]])
+
+    References:
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.2.
     """
     return dispatch(OP, "shift_taps", b, c, skip, backend=backend)
 
@@ -94,5 +97,9 @@ def discretize(
         >>> log_a, b = discretize(torch.zeros(1), one, 0 * one, torch.ones(1, 1, 2), "zoh")
         >>> log_a.flatten().tolist(), b.flatten().mul(100).round().tolist()
         ([-1.0, 0.0], [63.0, 63.0])
+
+    References:
+        Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
+        NeurIPS 2022.
     """
     return dispatch(OP, "discretize", log_dt, decay, frequency, b, rule, backend=backend)
