@@ -91,7 +91,7 @@ def copy_error(model: LanguageModel, length: int, n_letters: int = 26) -> float:
 
 
 def longest_copy(model: LanguageModel, n_letters: int = 26) -> int | None:
-    """Largest number of letters at which the bound still allows to copy every string.
+    """Largest number of letters for which the bound does not exclude that every string is copied.
 
     ``None`` if there is no limit, as for a state that grows by at least the bits of a letter per
     token.
@@ -123,7 +123,7 @@ class Measured:
 
     @property
     def needed(self) -> int | None:
-        """Fewest bits per entry at and above which scores drop by at most ``TOLERANCE``."""
+        """Fewest bits per entry that keep the score, as all more do, within ``TOLERANCE``."""
         enough = None
         for bits in sorted(self.by_bits, reverse=True):
             if self.by_bits[bits] < self.whole - TOLERANCE:

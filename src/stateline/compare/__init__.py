@@ -41,7 +41,7 @@ def compare(
 ) -> Results:
     """Run a comparison, or the rest of an interrupted one.
 
-    Each run and each trial has its own folder in ``folder / "runs"``; one whose result is there is
+    Each run and each trial has its own folder in ``folder / "runs"``. If its result is there, it is
     not run again. Workers train several models at a time, each on one thread. Speed is measured at
     the end, while nothing else runs.
 

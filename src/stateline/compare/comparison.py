@@ -39,9 +39,9 @@ class Comparison:
     ``parameters`` is given. Models with given weights keep their width and refuse both settings.
 
     Attributes:
-        patterns: Architectures: patterns, names of presets such as ``mamba-130m`` (whose vocabulary
-            is replaced by the task's), folders of models to start from, each also with a
-            name for the results (``name=pattern``), or recipes.
+        patterns: Architectures: patterns, names of presets such as ``mamba-130m``, folders of
+            models to start from, or recipes. ``name=pattern`` gives a name for the results. The
+            task's vocabulary replaces that of a preset.
         tasks: Tasks, in the grammar of patterns: ``copying(max_len=15)``. A repeat count is a
             number of seeds: ``associative_recall*3``. Settings of training may stand among the
             task's keywords and hold for this task only: ``text(length=128, steps=250)``.

@@ -35,7 +35,7 @@ _division: ContextVar[Division | None] = ContextVar("division", default=None)
 
 @contextmanager
 def dividing(division: Division) -> Iterator[None]:
-    """Divide the rows of all batches that are scored inside; every process gets the whole score."""
+    """In the ``with`` block, divide the rows that are scored; all processes get the whole score."""
     token = _division.set(division)
     try:
         yield

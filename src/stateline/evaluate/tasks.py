@@ -68,9 +68,9 @@ def evaluate(
         task: The task.
         length: In the task's own unit.
         batches: See above.
-        training: The model is being trained. Drawn tasks are then scored on other problems than
-            after the training, so that neither the end of the training nor a choice of settings
-            depends on the problems of the final score.
+        training: Whether the model is being trained. If so, drawn tasks are scored on problems that
+            the final score does not use. So these do not influence the end of the training or a
+            choice of settings.
 
     Returns:
         Scores by name; the task's ``metric`` is among them.
@@ -205,11 +205,11 @@ def evaluate_by_position(
         batches: How many batches of rows are read; of a corpus, 0 reads all.
 
     Returns:
-        By the end of each bucket of positions: bits per byte on a corpus, the share of correct
-        labels on a labelled task; nothing for other kinds, unless a function is registered with
-        :func:`score_positions`. The first bucket ends at an eighth of the training length, each
-        of the others at twice the end of the previous one, the last at ``length``. Buckets without
-        targets are left out.
+        A score for each bucket of positions, by its last position: bits per byte on a corpus, the
+        share of correct labels on a labelled task. Nothing for other kinds of tasks, unless a
+        function is registered with :func:`score_positions`. The first bucket ends at an eighth of
+        the training length, each of the others at twice the end of the previous one, the last at
+        ``length``. Buckets without targets are left out.
 
     Raises:
         InputError: As :func:`evaluate`.

@@ -96,9 +96,9 @@ def score_text(
     """Score one text, whose tokens may come in chunks of any length.
 
     The state is carried from chunk to chunk, so each token is predicted from all tokens before it:
-    the result equals one forward pass over the whole text. With a ``window``, each window is
-    read from an empty state, and windows overlap so that every token is predicted from at least
-    ``window - stride`` tokens, where the text has that number before it.
+    the result equals one forward pass over the whole text. With a ``window``, each window is read
+    from an empty state. Windows overlap: every token is predicted from at least ``window - stride``
+    tokens, or from all tokens before it if they are fewer.
 
     Args:
         model: A language model in evaluation mode; it computes on its own device.

@@ -61,15 +61,14 @@ def drift(
 ) -> Iterator[Drift]:
     """Read random tokens with an exact state and with rounded ones, step by step.
 
-    What is rounded is what :func:`stateline.layers.stored_state.stored` keeps in another dtype:
-    accumulators and past inputs of filters. Memory does not grow with the length unless the state
-    of the model does.
+    Accumulators and past inputs of filters are rounded: what
+    :func:`stateline.layers.stored_state.stored` keeps in another dtype. Memory does not grow with
+    the length unless the state of the model does.
 
     Args:
         model: A language model in evaluation mode.
         roundings: Names of :data:`ROUNDINGS`.
-        length: Number of tokens. Results come at 16 tokens, at each length four times as long, and
-            at the end.
+        length: Number of tokens. Results are given after 16, 64, 256, ... tokens and at the end.
         seed: Seed of the tokens.
 
     Raises:

@@ -56,7 +56,7 @@ def choose(
     random: Float[Tensor, " batch"] | None = None,
     seen: Bool[Tensor, "batch vocab"] | None = None,
 ) -> Int[Tensor, " batch"]:
-    """Choose the first token of each row whose cumulative probability reaches ``random``.
+    """In each row, choose the first token whose cumulative probability reaches ``random``.
 
     It runs on the device of the logits, without a synchronisation.
 

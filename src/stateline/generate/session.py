@@ -170,8 +170,8 @@ class Session:
         """Feed the last token of each row, and choose the next.
 
         Args:
-            check: Raise an error if logits are NaN. Otherwise such a row goes on with any tokens,
-                until :meth:`nan_rows` is asked.
+            check: Raise an error if logits are NaN. Otherwise such a row goes on with arbitrary
+                tokens, until :meth:`nan_rows` is asked.
 
         Raises:
             InputError: If logits are NaN, all rows have left, the model was cast or moved, or it

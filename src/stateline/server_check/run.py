@@ -36,8 +36,8 @@ def check_server(
     certain lengths, prompts beside others, branches of conversations, answers in pieces, prompts
     after many others, and the beginning of an answer as a part of the prompt.
 
-    A difference counts if it is above 20 times the median of all differences, which is the server's
-    own noise, but never below 0.001 nats, and always if it is above a quarter of what another early
+    A difference counts if it is above 0.001 nats and above 20 times the median of all differences,
+    which is the server's own noise. It always counts if it is above a quarter of what another early
     token changes. If the server gives no log-probabilities, texts are compared: a clause may have
     as many differences as repeated prompts predict, plus one and two standard deviations.
 

@@ -137,8 +137,8 @@ class Task(ABC):
         about: What a good or bad score shows and does not show, in one or two sentences.
         metric: Name of the score that tables show.
         higher_is_better: Whether a larger score is better.
-        solved_at: Score at the training length at which the task counts as solved and scores
-            at other lengths as generalisation; ``None`` if the task is never solved.
+        solved_at: Score at the training length from which the task counts as solved; then scores at
+            other lengths measure generalisation. ``None`` if the task is never solved.
         training: Keywords of the training configuration that suit the task.
         drawn: Whether the problems that are scored are drawn from the seed, so that there are
             always new ones.
@@ -149,7 +149,7 @@ class Task(ABC):
         has_text: Whether the task has a tokenizer and held-out text.
         batch_size: Rows in a training batch.
         problems_per_batch: Rows of a batch of drawn problems.
-        least_row: Random numbers that a row needs at least, however short it is.
+        least_row: Random numbers that even the shortest row needs.
         vocab_size: Number of tokens.
         train_length: Training length, in the unit of ``eval_lengths``.
         eval_lengths: Lengths to score at, the training length first.
@@ -260,7 +260,7 @@ class Task(ABC):
         """
 
     def hold_out_validation(self) -> str:
-        """From now on, score data that final scores do not use; called before the first batch.
+        """Make this task score data that final scores do not use; called before the first batch.
 
         To choose settings, the task is constructed a second time, from another seed. Drawn tasks
         need nothing more. Tasks on files hold out a part of their training data, and score it.
@@ -356,7 +356,7 @@ class ExampleTask(GeneratedTask):
         InputError: If a setting is out of range, or the examples do not fill a batch.
 
     Attributes:
-        answer_len: Tokens of the answer, with which an example ends.
+        answer_len: Tokens of the answer, the end of an example.
     """
 
     metric = "accuracy"

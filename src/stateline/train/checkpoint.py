@@ -7,8 +7,7 @@ moments, the carried state, the random state), ``training.json`` (everything els
 ``model-00001-of-00002.safetensors`` and so on, as transformers divides large models, and
 ``training-00001-of-00002.safetensors``. Each tensor is whole in one file, so any number of
 processes can read a checkpoint, each only the parts that it needs. It becomes visible when all
-files are complete, nothing in it is pickled, and it is checked as a whole before anything is
-changed.
+files are complete. Nothing in it is pickled. It is checked as a whole before anything is changed.
 """
 
 import json

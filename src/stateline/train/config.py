@@ -56,8 +56,8 @@ class TrainConfig:
         compile: Compile the forward and backward passes with ``torch.compile``. The first steps
             are slow; compilation changes the losses only by rounding.
         carry_state: Start each batch from the state after the batch before (truncated
-            backpropagation through time). The task must continue from batch to batch: a text,
-            which is then read in order, ``algorithm`` or ``random_walk``.
+            backpropagation through time). The task must continue from batch to batch:
+            ``algorithm``, ``random_walk``, or a text, which is then read in order.
         carry_cap: Number of tokens after which a carried state is reset; needed if the state
             grows.
         segment_len: Cut backpropagation after this many tokens of a row; by default rows are not
@@ -68,8 +68,8 @@ class TrainConfig:
             tenth. By default the last one.
         warmup_steps: Updates in which the learning rate rises linearly; at most half of all
             updates.
-        warmup_from_zero: Make the first update with a learning rate of zero, as in most official
-            code, instead of with the first part of the warm-up.
+        warmup_from_zero: Whether the learning rate of the first update is zero, as in most official
+            code. By default it is the first part of the warm-up.
         warmup_overlaps: Count the schedule from the first update instead of from the end of the
             warm-up, as the official H3 code does.
         clip: Largest norm of the whole gradient; 0 switches clipping off.
@@ -84,8 +84,8 @@ class TrainConfig:
             parameter: 1 is ``ddp``, all of them are ``fsdp``, and a number between makes several
             sharded copies (HSDP). By default ``parallel`` decides.
         seed: Seed of the data, of the masks of dropout, and of the initial weights.
-        init_seed: Another seed of the initial weights, so that runs can share them and differ in
-            the rest, or differ in them alone.
+        init_seed: Another seed of the initial weights. With it, runs can differ in these weights
+            alone, or share them and differ in the rest.
 
     Raises:
         InputError: If a setting is of the wrong type or out of range.

@@ -43,8 +43,8 @@ def read(path: Path, update: Updater, defined_by: Mapping[str, Any]) -> Progress
         defined_by: What defines the run, as plain data.
 
     Raises:
-        InputError: If the checkpoint is damaged, with the newest older one that is whole; or if it
-            is of another run.
+        InputError: If the checkpoint is of another run, or is damaged. Then the message names the
+            newest older checkpoint that is whole.
     """
     problem, different, contents, processes = "", "", None, update.processes
     try:
