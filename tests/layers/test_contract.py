@@ -134,6 +134,7 @@ OPTIONS = {
         {"feature": "identity", "normalise": False},
         {"normalise": False, "n_heads": 1},
         {"feature": "random", "n_features": 3},
+        {"feature": "taylor", "n_heads": 2},
     ],
     "long_conv": [
         {"filter_len": 4, "n_filters": 3, "n_features": 3, "d_hidden": 5, "n_hidden": 1},

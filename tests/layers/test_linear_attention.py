@@ -1,4 +1,4 @@
-"""Linear attention with random features."""
+"""Linear attention with features that approach the exponential."""
 
 import math
 
@@ -42,6 +42,21 @@ def test_the_features_are_saved_with_the_weights_and_their_number_grows_with_the
     layer = LinearAttention(32, n_heads=2, feature="random")
     assert layer.state_dict()["projection"].shape == (int(16 * math.log(16)), 16)
     assert LinearAttention(4, n_heads=4, feature="random").n_features == 1
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_taylor_features_weigh_by_the_exponential_to_the_second_order(normalise: bool) -> None:
+    torch.manual_seed(0)
+    layer = LinearAttention(8, n_heads=2, feature="taylor", normalise=normalise).double()
+    x = torch.randn(4, 12, 8, dtype=torch.float64)
+    q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in layer.qkv(x).chunk(3, -1))
+    u = q @ k.mT / math.sqrt(4)
+    weights = (1 + u + u.square() / 2).tril()
+    if normalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-6)
+    wanted = layer.out_proj((weights @ v).transpose(1, 2).flatten(-2))
+    torch.testing.assert_close(layer(x), wanted)
+    assert layer.init_state(3).s.shape == (3, 2, 1 + 4 + 16, 4 + normalise)
 
 
 @pytest.mark.parametrize(("feature", "count"), [("elu", 4), ("random", 0)])

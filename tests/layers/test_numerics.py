@@ -190,6 +190,7 @@ def test_the_scan_of_s5_costs_the_products_that_pytorch_counts(length: int) -> N
         LinearAttention(WIDTH),
         LinearAttention(WIDTH, feature="identity", normalise=False),
         LinearAttention(WIDTH, feature="random", n_features=6),
+        LinearAttention(WIDTH, feature="taylor"),
         GatedLinearAttention(WIDTH, expand_k=1.0),
         HGRN2(WIDTH),
         LightningAttention(WIDTH),

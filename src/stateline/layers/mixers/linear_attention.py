@@ -24,11 +24,21 @@ from stateline.ops import (
 from stateline.ops.linear_attention import CHUNK
 from stateline.settings import at_least
 
-Feature = Literal["elu", "relu", "identity", "random"]
+Feature = Literal["elu", "relu", "identity", "taylor", "random"]
+
+
+def taylor(x: Float[Tensor, "*shape d_head"]) -> Float[Tensor, "*shape feature"]:
+    """Features whose products are the exponential's Taylor series to the second order."""
+    x = x / x.shape[-1] ** 0.25
+    squares = (x[..., :, None] * x[..., None, :]).flatten(-2) / math.sqrt(2)
+    return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)
+
+
 FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "elu": lambda x: F.elu(x) + 1,
     "relu": F.relu,
     "identity": lambda x: x,
+    "taylor": taylor,
 }
 EPS = 1e-6
 """Added to the normaliser, which is zero if all features are."""
@@ -154,11 +164,22 @@ class LinearAttention(MatrixAttention):
     :math:`d_{head}`; the heads share them. They are drawn with the initial weights, and not drawn
     again in training, as official code can do.
 
+    With ``feature=taylor``, as in Based,
+
+    .. math::
+        \phi(x) = \left[ 1,\ x',\ \frac{\mathrm{vec}(x' x'^\top)}{\sqrt{2}} \right], \qquad
+        \phi(q) \cdot \phi(k) = 1 + u + \frac{u^2}{2} \ge \frac12, \quad
+        u = \frac{q \cdot k}{\sqrt{d_{head}}}
+
+    the weights are softmax attention's exponentials up to the second order. A head has
+    :math:`1 + d_{head} + d_{head}^2` features, so heads must be narrow: Based takes
+    :math:`d_{head} = 16`, 273 features.
+
     Args:
         d_model: Width of input and output.
         n_heads: Number of heads; must divide ``d_model``.
-        feature: The map :math:`\phi`: ``elu`` (plus one, always positive), ``relu``, ``identity``
-            or ``random``.
+        feature: The map :math:`\phi`: ``elu`` (plus one, always positive), ``relu``, ``identity``,
+            ``taylor`` or ``random``.
         n_features: Number of random features; by default :math:`d_{head} \ln d_{head}`.
         normalise: Whether to divide by :math:`z_t \cdot \phi(q_t)`.
 
@@ -169,7 +190,8 @@ class LinearAttention(MatrixAttention):
     References:
         Katharopoulos et al., "Transformers are RNNs: Fast Autoregressive Transformers with Linear
         Attention", ICML 2020, section 3; Choromanski et al., "Rethinking Attention with
-        Performers", ICLR 2021, lemma 1.
+        Performers", ICLR 2021, lemma 1; Arora et al., "Simple linear attention language models
+        balance the recall-throughput tradeoff", ICML 2024, section 4.1.
     """
 
     projection: Float[Tensor, "feature d_head"]
@@ -201,6 +223,8 @@ class LinearAttention(MatrixAttention):
             default = max(1, int(self.d_head * math.log(self.d_head)))
             self.n_features = self.d_key = n_features or default
             self.register_buffer("projection", _directions(self.n_features, self.d_head))
+        elif feature == "taylor":
+            self.d_key = 1 + self.d_head + self.d_head**2
         self.qkv = Linear(d_model, 3 * d_model, bias=False)
         self.out_proj = Linear(d_model, d_model, bias=False)
 
