@@ -104,6 +104,7 @@ OPTIONS = {
         {"n_heads": 1, "d_conv": 1},
         {"n_heads": 4, "n_key_heads": 2, "d_key": 3, "expand_v": 4 / 3, "d_conv": 2},
         {"n_heads": 4, "n_key_heads": 2, "n_products": 3, "reflects": True, "expand_v": 1},
+        {"n_heads": 1, "gated": False, "expand_v": 1},
     ],
     "gated_linear_attention": [
         {"n_heads": 1, "expand_k": 0.25, "rank": 2, "temperature": 2.0},

@@ -107,6 +107,34 @@ def test_rwkv7_is_its_recurrence() -> None:
     torch.testing.assert_close(layer(x), wanted, **SAME)
 
 
+@pytest.mark.parametrize("products", [1, 2])
+def test_without_gates_a_value_replaces_the_old_value_of_its_key_and_nothing_decays(
+    products: int,
+) -> None:
+    layer, x = made(
+        GatedDeltaNet(WIDTH, n_heads=HEADS, expand_v=1, gated=False, n_products=products)
+    )
+    assert {name for name, _ in layer.named_parameters()} == {
+        "in_proj.weight",
+        "conv.kernel",
+        "norm.weight",
+        "out_proj.weight",
+    }
+    mixed, beta = (x @ layer.in_proj.weight.T).split([8 + 16 * products, 2 * products], dim=-1)
+    q, k, v = convolved(layer, mixed).split([8, 8 * products, 8 * products], dim=-1)
+    q, k, v = unit(heads(q)) / 2, unit(k.unflatten(-1, (-1, 4))), v.unflatten(-1, (-1, 4))
+    s, outputs = torch.zeros(2, HEADS, 4, 4, dtype=x.dtype), []
+    for t in range(LENGTH):
+        for i in range(products):
+            these = slice(HEADS * i, HEADS * (i + 1))
+            key, value, rate = k[:, t, these], v[:, t, these], beta[:, t, these].sigmoid()
+            old = (s.mT @ key[..., None])[..., 0]
+            s = s + rate[..., None, None] * outer(key, value - old)
+        outputs.append((s.mT @ q[:, t, :, :, None])[..., 0])
+    y = normed(torch.stack(outputs, dim=1), layer.norm).flatten(2)
+    torch.testing.assert_close(layer(x), y @ layer.out_proj.weight.T, **SAME)
+
+
 @pytest.mark.parametrize("key_heads", [1, 2])
 def test_a_delta_product_applies_its_reflections_one_after_the_other(key_heads: int) -> None:
     layer, x = made(

@@ -266,6 +266,7 @@ BEGINS_ANEW = (
     "attention(position=rope)",
     "diagonal_ssm",
     "gated_delta_net(d_conv=3)",
+    "gated_delta_net(gated=false)",
     "gated_delta_net(n_products=2)",
     "h3(d_head=2)",
     "kimi_delta_attention",

@@ -1,6 +1,7 @@
 """Initial values, weight decay, costs and far positions, as in the official code of each layer."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -209,7 +210,13 @@ def test_linear_attention_costs_the_products_that_pytorch_counts(
 
 @pytest.mark.parametrize("length", [1, 16, 128])
 @pytest.mark.parametrize(
-    ("kind", "chunk"), [(GatedDeltaNet, 32), (KimiDeltaAttention, 16), (RWKV7, 16)]
+    ("kind", "chunk"),
+    [
+        (GatedDeltaNet, 32),
+        (partial(GatedDeltaNet, gated=False), 32),
+        (KimiDeltaAttention, 16),
+        (RWKV7, 16),
+    ],
 )
 def test_a_delta_rule_costs_the_products_that_pytorch_counts(
     kind: Any, chunk: int, length: int

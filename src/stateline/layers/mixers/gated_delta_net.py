@@ -49,6 +49,9 @@ class GatedDeltaNet(ConvolvedRecurrence):
     :math:`\alpha = \exp(-e^a\, \mathrm{softplus}(W_\alpha x + b))` the fraction of the state that
     is kept. The parameters of the decay and the state stay float32 under a cast to half precision.
 
+    ``gated=False`` is DeltaNet: :math:`\alpha = 1`, and the output is :math:`W_o [\mathrm{norm}
+    (S_t^\top q_t)]_h`; its values are as wide as its keys, ``expand_v=1``.
+
     Args:
         d_model: Width of input and output.
         n_heads: Number of heads; must divide ``d_model`` unless ``d_key`` is given.
@@ -65,6 +68,7 @@ class GatedDeltaNet(ConvolvedRecurrence):
         query_scale: Factor of the queries; by default :math:`1 / \sqrt{d_k}` for keys of d_k
             entries a head, as in fla and Qwen3-Next. The norm undoes it up to ``norm_eps``. Models
             saved before this keyword existed used 1: ``query_scale=1`` restores that.
+        gated: Whether the state decays and the output is gated by :math:`z`.
 
     Raises:
         InputError: If the heads do not fit the width, a size is not positive, or the scale is not.
@@ -72,7 +76,9 @@ class GatedDeltaNet(ConvolvedRecurrence):
     References:
         Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", ICLR
         2025, section 3; ``n_products`` and ``reflects``: Siems et al., "DeltaProduct: Improving
-        State-Tracking in Linear RNNs via Householder Products", NeurIPS 2025, section 3.
+        State-Tracking in Linear RNNs via Householder Products", NeurIPS 2025, section 3;
+        ``gated=False``: Yang et al., "Parallelizing Linear Transformers with the Delta Rule over
+        Sequence Length", NeurIPS 2024, sections 2.2 and 3.3.
     """
 
     ops = gated_delta_rule, gated_delta_rule_step, gated_delta_rule_step_
@@ -91,6 +97,7 @@ class GatedDeltaNet(ConvolvedRecurrence):
         n_products: int = 1,
         reflects: bool = False,
         query_scale: float | None = None,
+        gated: bool = True,
     ) -> None:
         super().__init__(d_model)
         n_key_heads, self.d_key = head_sizes(d_model, n_heads, n_key_heads, d_key)
@@ -103,24 +110,25 @@ class GatedDeltaNet(ConvolvedRecurrence):
             raise InputError(f"query_scale must be positive, got {query_scale=}")
         at_least(1, n_products=n_products)
         self.n_heads, self.n_key_heads, self.expand_v = n_heads, n_key_heads, expand_v
-        self.n_products, self.reflects = n_products, reflects
+        self.n_products, self.reflects, self.gated = n_products, reflects, gated
         self.d_conv, self.norm_eps = d_conv, norm_eps
         self.query_scale = self.d_key**-0.5 if query_scale is None else query_scale
         self.d_values = n_heads * self.d_value
         self.d_keys = n_key_heads * self.d_key
         mixed = self.d_keys + n_products * (self.d_keys + self.d_values)
-        self.in_proj = Linear(
-            d_model, mixed + self.d_values + (1 + n_products) * n_heads, bias=False
-        )
+        gates = [self.d_values, n_heads] if gated else [0, 0]
+        self.splits = [mixed, *gates, n_products * n_heads]
+        self.in_proj = Linear(d_model, sum(self.splits), bias=False)
         self.conv = ShortConv(mixed, taps=d_conv, bias=False)
-        self.dt_bias = nn.Parameter(initial_step_bias(n_heads))
-        self.a_log = nn.Parameter((16 * (1 - torch.rand(n_heads))).log())
+        if gated:
+            self.dt_bias = nn.Parameter(initial_step_bias(n_heads))
+            self.a_log = nn.Parameter((16 * (1 - torch.rand(n_heads))).log())
         self.norm = nn.RMSNorm(self.d_value, eps=norm_eps)
         self.out_proj = Linear(self.d_values, d_model, bias=False)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> GatedDeltaNetState:  # noqa: ARG002
         """Zero state."""
-        s = zeros(self.a_log, batch_size, self.n_heads, self.d_key, self.d_value)
+        s = zeros(self.conv.kernel, batch_size, self.n_heads, self.d_key, self.d_value)
         return GatedDeltaNetState(self.conv.init_state(batch_size), s)
 
     def _step(self, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
@@ -162,9 +170,10 @@ class GatedDeltaNet(ConvolvedRecurrence):
 
     def project(self, x: Tensor) -> Sequence[Tensor]:
         """The input of the convolution, decays, beta (..., head), and input of the gate."""
-        sizes = [self.conv.d_model, self.d_values, self.n_heads, self.n_products * self.n_heads]
-        mixed, z, step, beta = self.in_proj(x).split(sizes, dim=-1)
+        mixed, z, step, beta = self.in_proj(x).split(self.splits, dim=-1)
         beta = 2 * beta.sigmoid() if self.reflects else beta.sigmoid()
+        if not self.gated:
+            return mixed, torch.zeros_like(beta[..., : self.n_heads]), beta, z
         return mixed, -self.rate() * F.softplus(step + self.dt_bias), beta, z
 
     def signals(
@@ -185,4 +194,4 @@ class GatedDeltaNet(ConvolvedRecurrence):
     def read(self, y: Tensor, z: Tensor) -> Tensor:
         """Normalise each head, and gate."""
         normed = self.norm(y.to(self.norm.weight.dtype)).flatten(-2)
-        return self.out_proj(normed * F.silu(z))
+        return self.out_proj(normed * F.silu(z) if self.gated else normed)
