@@ -54,6 +54,15 @@ OPTIONS = {
             "rope_original_len": 32,
             "qk_norm": True,
         },
+        {
+            "d_head": 8,
+            "position": "rope",
+            "rotary_fraction": 0.5,
+            "rope_scaling": "yarn",
+            "rope_factor": 4.0,
+            "rope_original_len": 32,
+            "rope_fast": 4.0,
+        },
         {"n_kv_heads": 2, "d_head": 3, "qk_norm": "offset", "gated": True},
     ],
     "block_recurrent": [

@@ -154,6 +154,8 @@ def test_single_projections_can_have_biases(where: str, names: set[str]) -> None
         ({"d_head": 0}, "d_head must be at least 1"),
         ({"position": "rope", "rope_scaling": "linear", "rope_factor": 0.0}, "positive rope_f"),
         ({"position": "rope", "rope_scaling": "llama3", "rope_low": 5.0}, "0 < rope_low < rope_h"),
+        ({"position": "rope", "rope_scaling": "yarn", "rope_slow": 40.0}, "0 < rope_slow < rope_f"),
+        ({"position": "rope", "rope_scaling": "yarn", "rope_base": 1.0}, "rope_base above 1"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, object], message: str) -> None:

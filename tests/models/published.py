@@ -65,6 +65,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 2.0,
+    "beta_slow": 0.25,
+}
 GRANITE4 = {
     **BASE,
     **MAMBA2,
@@ -193,6 +201,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama stretched": (
         "llama",
         {**BASE, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+    "llama with yarn": (
+        "llama",
+        {
+            **BASE,
+            "head_dim": 16,
+            "rope_parameters": {**YARN, "mscale": 3.0, "mscale_all_dim": 1.0, "truncate": False},
+        },
+    ),
+    "qwen2 with yarn and windows": (
+        "qwen2",
+        {
+            **BASE,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "max_window_layers": 1,
+            "rope_parameters": YARN,
+        },
     ),
     "mistral": ("mistral", {**BASE, "sliding_window": 6}),
     "mistral without window": ("mistral", {**BASE, "sliding_window": None, "head_dim": 16}),

@@ -246,13 +246,13 @@ class TestWhatIsWrongIsNamed:
             ({"num_hidden_layers": 0}, "must have 'num_hidden_layers', .*, got 0"),
             ({"hidden_act": "mish"}, "unknown activation 'mish': Known: gelu, "),
             (
-                {"rope_scaling": {"type": "yarn"}},
-                "rotary positions scaled by 'yarn' are not supported",
+                {"rope_scaling": {"type": "dynamic"}},
+                "rotary positions scaled by 'dynamic' are not supported",
             ),
             ({"rope_parameters": ["default"]}, "wants 'rope_parameters' to be an object"),
             (
-                {"rope_parameters": {"rope_type": "yarn"}},
-                "rotary positions scaled by 'yarn' are not supported",
+                {"rope_parameters": {"rope_type": "dynamic"}},
+                "rotary positions scaled by 'dynamic' are not supported",
             ),
             ({"rotary_pct": "much"}, "wants 'rotary_pct' to be a number, got 'much'"),
         ],

@@ -28,6 +28,7 @@ from tests.models.published import (
     FAMILIES,
     LIMITS,
     MODELS,
+    YARN,
     assert_near,
     assert_same_tensors,
     official_model,
@@ -173,6 +174,14 @@ def test_older_settings_of_rotary_positions_are_read(tmp_path: Path) -> None:
 
 READ = [
     ("llama", {"hidden_size": 34, "head_dim": 8}, "attention.d_head", 8),
+    ("llama with yarn", {}, "attention.rope_truncate", False),
+    ("llama with yarn", {"rope_parameters": YARN}, "attention.rope_attention_factor", None),
+    (
+        "llama",
+        {"rope_parameters": {**YARN, "attention_factor": 1.5}},
+        "attention.rope_attention_factor",
+        1.5,
+    ),
     ("bamba", {"partial_rotary_factor": 0.25}, "attention.rotary_fraction", 0.5),
     ("granitemoehybrid", {"num_local_experts": 1}, "moe.experts", 1),
     ("falcon_h1", {"mamba_d_ssm": None, "mamba_n_heads": 8}, "mamba2.expand", 2.0),
@@ -211,7 +220,7 @@ def test_a_missing_field_has_the_default_of_transformers(kind: str) -> None:
 
 
 REFUSED = [
-    ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "scaled by 'yarn' are not supported"),
+    ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "'longrope' are not supported"),
     (
         "llama",
         {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5}},

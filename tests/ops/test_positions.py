@@ -135,6 +135,24 @@ def test_linear_scaling_moves_positions_together() -> None:
 def test_llama3_scaling_leaves_fast_rotations_and_divides_slow_ones() -> None:
     """Turns in the original length: 8 (fast), 2.5 (half way between 1 and 4), 0.5 (slow)."""
     frequency = 2 * math.pi * torch.tensor([8.0, 2.5, 0.5], dtype=torch.float64) / 64
-    scaled = RopeScaling("llama3", 8.0, 1.0, 4.0, 64).scale(frequency)
+    scaled = RopeScaling("llama3", 8.0, 1.0, 4.0, 64).scale(frequency, 10_000.0)
     wanted = torch.tensor([1.0, 0.5 + 0.5 / 8, 1 / 8], dtype=torch.float64)
     torch.testing.assert_close(scaled / frequency, wanted)
+
+
+@pytest.mark.parametrize(
+    ("truncate", "kept"), [(False, [1, 1, 0.9, 0.4, 0, 0]), (True, [1, 1, 2 / 3, 1 / 3, 0, 0])]
+)
+def test_yarn_interpolates_between_the_pairs_at_its_limits(
+    truncate: bool, kept: list[float]
+) -> None:
+    """Each pair turns half as fast as the one before: 32 turns at pair 1.8, 8 at pair 3.8."""
+    frequency = 2.0 ** -torch.arange(6, dtype=torch.float64)
+    original = round(2 * math.pi * 32 * 2**10)
+    low, high = 2**10 * 32 / 2**3.8, 2**10 * 32 / 2**1.8
+    yarn = RopeScaling("yarn", 8.0, low, high, original, truncate=truncate)
+    scaled = yarn.scale(frequency, base=2.0**6)
+    wanted = torch.tensor([u + (1 - u) / 8 for u in kept], dtype=torch.float64)
+    torch.testing.assert_close(scaled / frequency, wanted, rtol=0, atol=1e-5)
+    assert yarn.score_factor == pytest.approx((0.1 * math.log(8) + 1) ** 2)
+    assert yarn._replace(attention_factor=1.5).score_factor == 1.5**2

@@ -23,24 +23,65 @@ class RopeScaling(NamedTuple):
     :math:`u = (L f / 2 \pi - \mathrm{low}) / (\mathrm{high} - \mathrm{low})` and
     L = ``original_len``.
 
+    ``yarn`` has the same limits and interpolates between them linearly in the number of the pair:
+    with t(n) the place among r/2 pairs at which a pair would make n turns in L positions,
+    :math:`u = (t(\mathrm{low}) - t) / (t(\mathrm{low}) - t(\mathrm{high}))`. ``truncate`` rounds
+    t(high) down and t(low) up. Rotated queries and keys are multiplied by ``attention_factor``, by
+    default :math:`0.1 \ln s + 1`, their products by its square (:attr:`score_factor`).
+
     References:
         Chen et al., "Extending Context Window of Large Language Models via Positional
-        Interpolation", 2023; Grattafiori et al., "The Llama 3 Herd of Models", 2024.
+        Interpolation", 2023; Grattafiori et al., "The Llama 3 Herd of Models", 2024; Peng et al.,
+        "YaRN: Efficient Context Window Extension of Large Language Models", 2023, sections 3.2 to
+        3.4; the rounding and its limits are those of its code.
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "yarn"]
     factor: float
     low: float = 1.0
     high: float = 4.0
     original_len: int = 8192
+    attention_factor: float | None = None
+    truncate: bool = True
 
-    def scale(self, frequency: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+    def scale(self, frequency: Float[Tensor, " pair"], base: float) -> Float[Tensor, " pair"]:
         """The lowered frequencies, in radians per position."""
         if self.kind == "linear":
             return frequency / self.factor
-        turns = self.original_len * frequency / (2 * math.pi)
-        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        if self.kind == "yarn":
+            kept = self._kept_by_place(frequency, base)
+        else:
+            turns = self.original_len * frequency / (2 * math.pi)
+            kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return frequency * (kept + (1 - kept) / self.factor)
+
+    @property
+    def score_factor(self) -> float:
+        """Factor of the products of rotated queries and keys."""
+        if self.kind != "yarn":
+            return 1.0
+        given = self.attention_factor
+        return (yarn_factor(self.factor) if given is None else given) ** 2
+
+    def _kept_by_place(
+        self, frequency: Float[Tensor, " pair"], base: float
+    ) -> Float[Tensor, " pair"]:
+        """YaRN's share of each frequency that is not divided."""
+        pairs = len(frequency)
+        first, last = (
+            pairs * math.log(self.original_len / (2 * math.pi * turns)) / math.log(base)
+            for turns in (self.high, self.low)
+        )
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        place = torch.arange(pairs, device=frequency.device, dtype=frequency.dtype)
+        return 1 - ((place - first) / ((last - first) or 0.001)).clamp(0, 1)
+
+
+def yarn_factor(factor: float, weight: float = 1.0) -> float:
+    r"""YaRN's factor of rotated queries and keys, :math:`0.1 w \ln s + 1`; 1 for s below 1."""
+    return 0.1 * weight * math.log(max(factor, 1.0)) + 1
 
 
 def rotate(
@@ -55,6 +96,7 @@ def rotate(
 
     Entries t and t + r/2 (r = ``dims``) are a pair, rotated by the angle
     :math:`p\, \mathrm{base}^{-2t/r}` at position p. Angles are computed in float32 or better.
+    Lengths stay as they are, also with YaRN.
 
     Args:
         x: Queries or keys.
@@ -83,7 +125,7 @@ def frequencies(
     dtype = torch.promote_types(like.dtype, torch.float32)
     pair = torch.arange(dims // 2, device=like.device, dtype=dtype)
     frequency = base ** (-2 * pair / dims)
-    return frequency if scaling is None else scaling.scale(frequency)
+    return frequency if scaling is None else scaling.scale(frequency, base)
 
 
 def rotation(

@@ -222,7 +222,7 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
                 q, k = self.q_norm(q), self.k_norm(k)
         if positions is not None:
             q, k = self.rotated(positions, q, k)
-        return scaled(q, self.settings.score_scale), k, v, gate
+        return scaled(q, self.settings.score_scale, self.rotary), k, v, gate
 
     @derived
     def scheme(self) -> tuple[Tensor | None, Tensor | None]:

@@ -19,7 +19,7 @@ from stateline.settings import at_least
 Biases = bool | Literal["qkv", "out"]
 """Projections with a bias: all, none, the first (queries, keys, values) or the last one."""
 
-Scaling = Literal["none", "linear", "llama3"]
+Scaling = Literal["none", "linear", "llama3", "yarn"]
 
 
 def head_sizes(
@@ -128,13 +128,19 @@ class HeadSettings:
         rotary_fraction: For ``rope``: fraction of each head's entries that is rotated.
         rope_base: For ``rope``: base b of the angles: of r rotated entries, pair t turns by
             :math:`b^{-2t/r}` per token.
-        rope_scaling: For ``rope``: ``none``, or how frequencies are lowered, ``linear`` or
-            ``llama3``, see :class:`stateline.ops.positions.RopeScaling`.
+        rope_scaling: For ``rope``: ``none``, or how frequencies are lowered, ``linear``,
+            ``llama3`` or ``yarn``, see :class:`stateline.ops.positions.RopeScaling`.
         rope_factor: For ``rope_scaling``: the factor by which frequencies are divided.
         rope_low: For ``llama3``: frequencies with fewer turns than this in ``rope_original_len``
             are divided by the whole factor.
         rope_high: For ``llama3``: frequencies with more turns than this stay as they are.
-        rope_original_len: For ``llama3``: length of the inputs in pretraining.
+        rope_original_len: For ``llama3`` and ``yarn``: length of the inputs in pretraining.
+        rope_slow: For ``yarn``: turns in ``rope_original_len`` up to which frequencies are divided
+            by the whole factor.
+        rope_fast: For ``yarn``: turns from which they stay as they are.
+        rope_attention_factor: For ``yarn``: factor of rotated queries and keys; by default
+            :math:`0.1 \ln s + 1` with s = ``rope_factor``.
+        rope_truncate: For ``yarn``: whether the pairs at both limits are whole numbers.
         score_scale: Factor of the scores in place of :math:`1 / \sqrt d`.
         bias: Whether the projections have biases: all, none, only the projections of queries, keys
             and values (``qkv``), or only the last one (``out``).
@@ -152,6 +158,10 @@ class HeadSettings:
     rope_low: float = 1.0
     rope_high: float = 4.0
     rope_original_len: int = 8192
+    rope_slow: float = 1.0
+    rope_fast: float = 32.0
+    rope_attention_factor: float | None = None
+    rope_truncate: bool = True
     score_scale: float | None = None
     bias: Biases = False
     dropout: float = 0.0
@@ -186,16 +196,37 @@ class HeadSettings:
             return Rotary(dims, self.rope_base, None)
         factor, low, high = self.rope_factor, self.rope_low, self.rope_high
         original = self.rope_original_len
-        ordered = self.rope_scaling == "linear" or 0 < low < high
+        ordered = self.rope_scaling != "llama3" or 0 < low < high
         if factor <= 0 or original < 1 or not ordered:
             raise InputError(
                 "rope_scaling needs a positive rope_factor and rope_original_len, and "
                 f"0 < rope_low < rope_high, got {factor}, {original}, {low} and {high}"
             )
+        if self.rope_scaling == "yarn":
+            return Rotary(dims, self.rope_base, self._yarn())
         scaling = RopeScaling(self.rope_scaling, factor, low, high, original)
         return Rotary(dims, self.rope_base, scaling)
 
+    def _yarn(self) -> RopeScaling:
+        slow, fast, size = self.rope_slow, self.rope_fast, self.rope_attention_factor
+        if not 0 < slow < fast or self.rope_base <= 1 or (size is not None and size <= 0):
+            raise InputError(
+                "rope_scaling=yarn needs 0 < rope_slow < rope_fast, rope_base above 1 and a "
+                f"positive rope_attention_factor, got {slow}, {fast}, {self.rope_base} and {size}"
+            )
+        factor, original = self.rope_factor, self.rope_original_len
+        return RopeScaling("yarn", factor, slow, fast, original, size, self.rope_truncate)
 
-def scaled(q: Float[Tensor, "*batch d_head"], score_scale: float | None) -> Tensor:
-    """Queries scaled so that scores get ``score_scale`` instead of the op's 1 / sqrt(d_head)."""
-    return q if score_scale is None else q * (score_scale * q.shape[-1] ** 0.5)
+
+def scaled(
+    q: Float[Tensor, "*batch d_head"], score_scale: float | None, rotary: Rotary | None = None
+) -> Tensor:
+    """Queries scaled so that scores get ``score_scale`` instead of the op's 1 / sqrt(d_head).
+
+    Entries that ``rotary`` rotates also get its factor of the scores.
+    """
+    q = q if score_scale is None else q * (score_scale * q.shape[-1] ** 0.5)
+    if rotary is None or rotary.scaling is None or rotary.scaling.score_factor == 1:
+        return q
+    turned, plain = q.tensor_split([rotary.dims], dim=-1)
+    return torch.cat([rotary.scaling.score_factor * turned, plain], dim=-1)

@@ -209,7 +209,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
     def _queries(self, x: Tensor, positions: Tensor) -> Tensor:
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head))
         q = scaled_queries(q, self.scale)
-        return self.rotated(positions, scaled(q, self.settings.score_scale))[0]
+        return self.rotated(positions, scaled(q, self.settings.score_scale, self.rotary))[0]
 
     def _attend(
         self,

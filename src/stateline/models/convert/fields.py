@@ -13,6 +13,8 @@ from stateline.models.config import ModelConfig
 from stateline.models.convert.parts import Names, Written, groups
 from stateline.models.convert.weights import count, flag, number, section
 from stateline.models.pattern import Value, runs
+from stateline.ops.positions import yarn_factor
+from stateline.settings import at_least
 
 Settings = Mapping[str, Any]
 
@@ -428,14 +430,29 @@ def rope_keywords(
             )
     if str(kind) not in _SCALINGS:
         raise InputError(
-            f"rotary positions scaled by {kind!r} are not supported: only 'linear' and 'llama3' are"
+            f"rotary positions scaled by {kind!r} are not supported: only 'linear', 'llama3' and "
+            "'yarn' are"
         )
     if kind != "default":
         keywords["rope_scaling"] = kind
     for official, (ours, default) in _SCALINGS[kind].items():
         read: Callable[..., Value] = count if default is None else number
         keywords[ours] = read(given, official, default)
+    if kind == "yarn":
+        keywords["rope_truncate"] = flag(given, "truncate", True)
+        keywords["rope_attention_factor"] = _attention_factor(given)
     return keywords
+
+
+def _attention_factor(given: Settings) -> float | None:
+    """YaRN's factor of rotated queries and keys; ``None`` is the default."""
+    if given.get("attention_factor") is not None:
+        return number(given, "attention_factor", 1.0)
+    if not (given.get("mscale") and given.get("mscale_all_dim")):
+        return None
+    factor, over, under = (number(given, n, 1.0) for n in ("factor", "mscale", "mscale_all_dim"))
+    at_least(0, mscale=over, mscale_all_dim=under)
+    return yarn_factor(factor, over) / yarn_factor(factor, under)
 
 
 _FACTOR = {"factor": ("rope_factor", 1.0)}
@@ -448,10 +465,21 @@ _SCALINGS: Mapping[str, Mapping[str, tuple[str, float | None]]] = {
         "high_freq_factor": ("rope_high", 4.0),
         "original_max_position_embeddings": ("rope_original_len", None),
     },
+    "yarn": {
+        **_FACTOR,
+        "beta_slow": ("rope_slow", 1.0),
+        "beta_fast": ("rope_fast", 32.0),
+        "original_max_position_embeddings": ("rope_original_len", None),
+    },
 }
 """Parameters of scaled frequencies: our keywords, and defaults."""
 _ROPE = {
     *_SCALINGS["llama3"],
+    *_SCALINGS["yarn"],
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
     "mrope_interleaved",  # of images; the positions of text are the same on all its axes
     "mrope_section",
     "partial_rotary_factor",
@@ -473,6 +501,10 @@ def rope_back(keywords: Mapping[str, Any]) -> dict[str, Any]:
         "partial_rotary_factor": keywords["rotary_fraction"],
     }
     scaling = {official: keywords[ours] for official, (ours, _) in _SCALINGS[kind].items()}
+    if kind == "yarn":
+        scaling["truncate"] = keywords["rope_truncate"]
+        if keywords["rope_attention_factor"] is not None:
+            scaling["attention_factor"] = keywords["rope_attention_factor"]
     return {"rope_parameters": parameters | scaling}
 
 
