@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateline.errors import InputError
-from stateline.generate import GREEDY, Sampling, choose, uniform
+from stateline.generate import GREEDY, Sampling, choose, probabilities, uniform
 
 FREE = Sampling(temperature=1.0)
 
@@ -70,6 +70,49 @@ def test_top_p_counts_the_probabilities_after_top_k() -> None:
     """Of the two likeliest, 0.5 and 0.3, the first alone has 0.625."""
     assert shares(Sampling(1.0, top_k=2, top_p=0.6)) == [0, 0, 1, 0]
     assert shares(Sampling(1.0, top_p=0.6)) != [0, 0, 1, 0]
+
+
+def from_transformers(sampling: Sampling, logits: torch.Tensor) -> torch.Tensor:
+    """The distribution of its processors, in the order in which it applies them."""
+    from transformers.generation import (
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    for warper in (
+        TemperatureLogitsWarper(sampling.temperature),
+        TopKLogitsWarper(sampling.top_k or logits.shape[1]),
+        TopPLogitsWarper(sampling.top_p or 1.0),
+        MinPLogitsWarper(sampling.min_p or 0.0),
+    ):
+        logits = warper(torch.empty(0), logits)
+    return logits.softmax(-1)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(1.0, min_p=0.2),
+        Sampling(3.0, min_p=0.2),
+        Sampling(1.0, min_p=1.0),
+        Sampling(2.0, top_k=9, top_p=0.8, min_p=0.3),
+    ],
+)
+def test_min_p_keeps_what_transformers_keeps(sampling: Sampling) -> None:
+    logits = 2 * torch.randn(50, 12, generator=torch.Generator().manual_seed(0)).double()
+    found, wanted = probabilities(logits, sampling), from_transformers(sampling, logits)
+    torch.testing.assert_close(found, wanted)
+    assert (found == 0).equal(wanted == 0)
+
+
+def test_min_p_compares_with_the_largest_probability_at_this_temperature() -> None:
+    """0.15 / 0.5 is 0.3, and the root of that is 0.55."""
+    logits = PROBABILITIES.log()[None]
+    assert (probabilities(logits, Sampling(1.0, min_p=0.31)) > 0).tolist() == [[True, False] * 2]
+    assert probabilities(logits, Sampling(2.0, min_p=0.54))[0, 3] > 0
 
 
 def test_ties_are_broken_towards_the_first_token() -> None:

@@ -323,6 +323,7 @@ GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "te
         ({"max_tokens": 4001}, "at most 4000 new tokens"),
         ({"temperature": -1}, r"\$\.temperature"),
         ({"top_p": 0}, r"\$\.top_p"),
+        ({"min_p": 2}, r"\$\.min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty must be from"),
         ({"stop": ""}, r"\$\.stop"),
         ({"n": 2}, r"`int` <= 1 - at `\$\.n`"),
@@ -344,9 +345,10 @@ def test_a_wrong_request_is_refused_in_one_line(
 
 def test_a_row_has_all_settings_of_its_request() -> None:
     chosen = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "repetition_penalty": 1.5}
+    chosen["min_p"] = 0.1
     request = chosen | {"model": "tiny", "prompt": "a", "seed": 0, "stop": "ab", "cache_salt": "s"}
     row = decode(json.dumps(request).encode(), CompletionRequest).row(ByteTokenizer())
-    assert row.sampling == Sampling(0.5, 3, 0.9, 1.5)
+    assert row.sampling == Sampling(0.5, 3, 0.9, 1.5, 0.1)
     assert (row.tokens, row.seed, row.stop, row.salt) == ([97], 0, "ab", "s")
 
 

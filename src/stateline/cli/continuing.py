@@ -56,7 +56,7 @@ def continue_texts(given: Namespace) -> None:
     Raises:
         InputError: If a file, a prompt or an option cannot be used.
     """
-    names = ("temperature", "top_k", "top_p", "repetition_penalty")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     sampling = Sampling(**{name: given[name] for name in names})
     model, tokenizer = open_model(given)
     if device_of(model).type == "cpu" and model.embedding.weight.dtype == torch.bfloat16:

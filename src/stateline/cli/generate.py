@@ -22,6 +22,7 @@ def add_arguments(parser: Parser) -> None:
     option("temperature", float, 0.8, "0 takes the likeliest token")
     option("top_k", int, None, "only the k likeliest tokens")
     option("top_p", float, None, "only the likeliest tokens, up to this total probability")
+    option("min_p", float, None, "only tokens with this share of the largest probability")
     option("repetition_penalty", float, 1.0, "above 1, earlier tokens are less likely (CTRL)")
     parser.add_argument("--stop", action="append", default=[], help="end before it; repeatable")
     option("seed", int, None, "default 0, or the seed of --state")

@@ -1,5 +1,6 @@
 """The choice of the next token; no row's choice depends on the other rows."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,19 +21,22 @@ class Sampling:
         top_p: Only the most likely tokens whose probabilities sum up to this are considered.
         repetition_penalty: Positive logits of tokens that occur in the prompt or the output are
             divided by it, negative ones multiplied, before any other step; 1 changes nothing.
+        min_p: Only tokens are considered whose probability, at this temperature, is at least this
+            share of the largest one.
 
     Raises:
         InputError: If a value is out of range.
 
     References:
         Repetition penalty: Keskar et al., "CTRL", 2019, section 4.1, with the rule for negative
-        logits that has become usual.
+        logits that has become usual. Min-p: Nguyen et al., "Turning Up the Heat", 2024.
     """
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float = 1.0
+    min_p: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -41,6 +45,8 @@ class Sampling:
             raise InputError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.min_p is not None and not 0 < self.min_p <= 1:
+            raise InputError(f"min_p must be above 0 and at most 1, got {self.min_p}")
         if not 1e-9 <= self.repetition_penalty <= 1e9:  # beyond, logits overflow
             raise InputError(
                 f"repetition_penalty must be from 1e-09 to 1e+09, got {self.repetition_penalty}"
@@ -98,6 +104,8 @@ def probabilities(
     logits = logits / sampling.temperature
     if sampling.top_k is not None or sampling.top_p is not None:
         logits = _restrict(logits, sampling)
+    if sampling.min_p is not None:  # the largest logit is 0
+        logits = logits.masked_fill(logits < math.log(sampling.min_p), float("-inf"))
     return logits.softmax(dim=-1)
 
 

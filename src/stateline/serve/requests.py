@@ -40,9 +40,10 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         model: The name of the model.
-        temperature: See :class:`stateline.generate.Sampling`, also for the next three.
+        temperature: See :class:`stateline.generate.Sampling`, also for the next four.
         top_p: See there.
         top_k: See there.
+        min_p: See there.
         repetition_penalty: See there.
         stop: Strings before which the text ends.
         seed: Seed of the random choices; by default a random one.
@@ -54,6 +55,7 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
     temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: Count | None = None
+    min_p: Share | None = None
     repetition_penalty: float | None = None
     stop: Stop | None = None
     seed: Seed | None = None
@@ -67,7 +69,7 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         return Row(
             tokenizer.encode(text).tolist() if isinstance(text, str) else text,
-            sampling=Sampling(temperature, self.top_k, self.top_p, penalty),
+            sampling=Sampling(temperature, self.top_k, self.top_p, penalty, self.min_p),
             seed=secrets.randbits(62) if self.seed is None else self.seed,
             stop=self.stop or (),
             salt=self.cache_salt or "",
