@@ -41,6 +41,7 @@ from stateline.tasks.synthetic.multi_query_recall import MultiQueryRecall
 from stateline.tasks.synthetic.ngram_lookup import NgramLookup
 from stateline.tasks.synthetic.object_collision import ObjectCollision
 from stateline.tasks.synthetic.random_walk import RandomWalk
+from stateline.tasks.synthetic.selective_copying import SelectiveCopying
 from stateline.tasks.synthetic.stream import Episode, StreamTask
 from stateline.tasks.synthetic.strings import StringTask
 from stateline.tasks.synthetic.word_problem import WordProblem
@@ -83,6 +84,7 @@ __all__ = [
     "Retrieval",
     "Rows",
     "RowsTask",
+    "SelectiveCopying",
     "SequentialImage",
     "Signals",
     "SpeechCommands",
@@ -120,6 +122,7 @@ TASKS: Registry[type[Task]] = Registry(
         "pathfinder": Pathfinder,
         "random_walk": RandomWalk,
         "retrieval": Retrieval,
+        "selective_copying": SelectiveCopying,
         "sequential_image": SequentialImage,
         "signals": Signals,
         "speech_commands": SpeechCommands,
