@@ -133,6 +133,7 @@ OPTIONS = {
         {"n_heads": 8},
         {"lower_bound": 0.2, "learns_bound": True},
     ],
+    "hyena": [{"filter_len": 4, "d_conv": 1, "shift": 0.1}, {"filter_len": 1, "n_features": 3}],
     "kimi_delta_attention": [{"n_heads": 2, "d_head": 3, "rank": 1}, {"n_heads": 1, "d_conv": 1}],
     "latent_attention": [
         {"n_heads": 1, "d_latent": 3, "d_rotary": 4, "rope_base": 100.0},

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stateline.errors import InputError
-from stateline.layers import LongConv
+from stateline.layers import Hyena, LongConv
 from stateline.layers.mixers.long_conv import ImplicitFilters
 
 
@@ -95,3 +95,22 @@ def test_sizes_must_be_positive(size: str) -> None:
 def test_features_come_as_the_time_and_pairs(n_features: int) -> None:
     with pytest.raises(InputError, match="n_features must be odd and at least 3"):
         filters(n_features=n_features)
+
+
+def test_hyena_is_its_equations() -> None:
+    layer, x = Hyena(3, filter_len=4).double(), torch.randn(2, 9, 3, dtype=torch.float64)
+
+    def convolved(taps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        for t in range(9):
+            for lag in range(min(t + 1, taps.shape[1])):
+                y[:, t] += taps[:, lag] * x[:, t - lag]
+        return y
+
+    with torch.no_grad():
+        joint = x @ layer.in_proj.weight.T + layer.in_proj.bias
+        joint = convolved(layer.conv.kernel, joint) + layer.conv.bias
+        gate, k, v = joint[..., :3], joint[..., 3:6], joint[..., 6:]
+        y = gate * convolved(layer.filters.taps(), k * v)
+        wanted = y @ layer.out_proj.weight.T + layer.out_proj.bias
+        torch.testing.assert_close(layer(x), wanted)

@@ -496,6 +496,11 @@ REACHED = {
         "step": "diagonal_ssm_step discretize fft_conv h3_core_step shift_taps short_conv "
         "short_conv_step",
     },
+    "hyena": {
+        "forward": "fft_conv short_conv",
+        "forward_chunk": "fft_conv short_conv",
+        "step": "short_conv_step",
+    },
     "kimi_delta_attention": {
         "forward": "delta_rule short_conv",
         "forward_chunk": "delta_rule short_conv",

@@ -33,6 +33,7 @@ from stateline.layers.mixers.gated_linear_attention import GatedLinearAttention
 from stateline.layers.mixers.gss import GSS
 from stateline.layers.mixers.h3 import H3
 from stateline.layers.mixers.hgrn2 import HGRN2
+from stateline.layers.mixers.hyena import Hyena
 from stateline.layers.mixers.kimi_delta_attention import KimiDeltaAttention
 from stateline.layers.mixers.latent_attention import LatentAttention
 from stateline.layers.mixers.lightning_attention import LightningAttention
@@ -95,6 +96,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "gss": GSS,
         "h3": H3,
         "hgrn2": HGRN2,
+        "hyena": Hyena,
         "kimi_delta_attention": KimiDeltaAttention,
         "latent_attention": LatentAttention,
         "lightning_attention": LightningAttention,
@@ -206,6 +208,7 @@ __all__ = [
     "GatedConv",
     "GatedDeltaNet",
     "GatedLinearAttention",
+    "Hyena",
     "KimiDeltaAttention",
     "Ladder",
     "LatentAttention",
