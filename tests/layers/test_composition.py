@@ -77,15 +77,18 @@ def test_a_mixture_of_experts_is_that_of_qwen3_next() -> None:
     torch.testing.assert_close(layer(X), theirs(X), rtol=0, atol=1e-5)
 
 
-def test_the_loss_that_balances_is_added_to_the_gradient_in_training_alone() -> None:
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_the_loss_that_balances_is_added_to_the_gradient_in_training_alone(kind: str) -> None:
     torch.manual_seed(0)
-    layer = MoE(WIDTH, experts=4, d_hidden=6, balance=0.5).double()
+    layer = MoE(WIDTH, experts=4, d_hidden=6, balance=0.5, scores=kind).double()
 
     def gradient(layer: MoE) -> Tensor:
         return torch.autograd.grad(layer(X).sum(), layer.router.weight)[0]
 
     added = gradient(layer) - gradient(layer.eval())
-    scores = layer.router(X.flatten(0, 1)).softmax(-1)
+    scores = layer.router(X.flatten(0, 1))
+    scores = scores.softmax(-1) if kind == "softmax" else scores.sigmoid()
+    scores = scores / scores.sum(-1, keepdim=True)
     used = F.one_hot(scores.topk(2).indices, 4).double().mean((0, 1))
     loss = 0.5 * 4 * (used * scores.mean(0)).sum()
     wanted = torch.autograd.grad(loss, layer.router.weight)[0]

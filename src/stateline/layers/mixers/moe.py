@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from stateline.errors import InputError, check_choice
 from stateline.layers.keywords import keywords_from
@@ -98,7 +99,8 @@ class MoE(Positionwise):
 
     In training, the gradient is that of the loss plus ``balance`` times
 
-    .. math:: \frac{E}{k\,n} \sum_{i=1}^E c_i \cdot \frac{1}{n} \sum_{t=1}^n p_{t,i}
+    .. math:: \frac{E}{k\,n} \sum_{i=1}^E c_i \cdot
+        \frac{1}{n} \sum_{t=1}^n \frac{p_{t,i}}{\sum_{j=1}^E p_{t,j}}
 
     for E experts and n positions, of which :math:`c_i` use expert i. It is 1 where all experts are
     used equally. If an update calls the layer several times, each call adds such a loss, weighted
@@ -115,10 +117,11 @@ class MoE(Positionwise):
 
     References:
         Shazeer et al., "Outrageously Large Neural Networks", ICLR 2017; the loss: Fedus et al.,
-        "Switch Transformers", JMLR 2022, equations 4 to 6; ``shared``: Dai et al., "DeepSeekMoE",
-        2024; without dropping: Gale et al., "MegaBlocks", MLSys 2023; ``gate_shared``: Qwen team,
-        "Qwen1.5-MoE", 2024; ``correction``: Wang et al., "Auxiliary-Loss-Free Load Balancing
-        Strategy for Mixture-of-Experts", 2024, section 3.
+        "Switch Transformers", JMLR 2022, equations 4 to 6, for sigmoids as in DeepSeek-AI,
+        "DeepSeek-V3 Technical Report", 2024, equations 17 to 20; ``shared``: Dai et al.,
+        "DeepSeekMoE", 2024; without dropping: Gale et al., "MegaBlocks", MLSys 2023;
+        ``gate_shared``: Qwen team, "Qwen1.5-MoE", 2024; ``correction``: Wang et al.,
+        "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024, section 3.
     """
 
     chooses: ClassVar[bool] = True
@@ -164,7 +167,8 @@ class MoE(Positionwise):
         y = (weights.to(found.dtype)[..., None] * found).sum(dim=1)
         if self.training and torch.is_grad_enabled() and its.balance and len(rows):
             used, share = counts / counts.sum(), len(rows) / (self.positions or len(rows))
-            unbalance = self.experts * (used * scores.mean(dim=0)).sum()
+            shares = normalize(scores, p=1, dim=-1).mean(dim=0)
+            unbalance = self.experts * (used * shares).sum()
             y = _AddsLoss.apply(y, share * its.balance * unbalance)
         y = y.to(x.dtype).view(x.shape)
         if self.always is None:
