@@ -97,6 +97,19 @@ def test_the_loss_that_balances_is_added_to_the_gradient_in_training_alone(kind:
     torch.testing.assert_close(gradient(layer) - gradient(layer.eval()), wanted / 4)
 
 
+def test_corrections_rise_for_experts_that_are_used_less() -> None:
+    torch.manual_seed(0)
+    layer = MoE(WIDTH, experts=4, d_hidden=6, correction=True, correction_rate=0.5).double()
+    layer.uses = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    layer(X).sum().backward()
+    used = layer.router(X.flatten(0, 1)).topk(2).indices.flatten().bincount(minlength=4).double()
+    assert layer.uses.grad is not None
+    assert layer.uses.grad.equal(used)
+    layer.correct(layer.uses.grad)
+    assert layer.correction is not None
+    assert layer.correction.equal(0.5 * (used.mean() - used).sign())
+
+
 def test_groups_of_rows_have_matrices_of_their_own_in_values_and_gradients() -> None:
     x, weight = X.flatten(0, 1)[:9].clone(), torch.randn(4, 5, WIDTH, dtype=torch.float64)
     counts = torch.tensor([2, 0, 6, 1])
@@ -193,7 +206,7 @@ def test_a_copy_of_a_shared_transformer_shares_its_own_weights() -> None:
     ("make", "message"),
     [
         (lambda: MoE(WIDTH, experts=2, top_k=3), "top_k must be at most experts"),
-        (lambda: MoE(WIDTH, shared=-1), "shared and balance at least 0"),
+        (lambda: MoE(WIDTH, shared=-1), "balance and correction_rate at least 0"),
         (lambda: MoE(WIDTH, experts=0), "experts must be at least 1, got experts=0"),
         (lambda: Shared(LSTM(WIDTH), rank=0), "rank must be at least 1"),
         (lambda: SharedTransformer(LSTM(WIDTH), blocks=2), "1 depths, too few for blocks=2"),

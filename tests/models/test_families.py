@@ -453,7 +453,8 @@ def test_settings_of_training_alone_do_not_hinder_writing(tmp_path: Path) -> Non
     saved("mixtral", tmp_path / "hf")
     model = load_pretrained(tmp_path / "hf")
     layers = {name: dict(own) for name, own in model.config.layers.items()}
-    layers["moe"]["balance"], layers["attention"]["dropout"] = 0.1, 0.1
+    layers["moe"]["balance"] = layers["moe"]["correction_rate"] = 0.1
+    layers["attention"]["dropout"] = 0.1
     changed = LanguageModel(replace(model.config, layers=layers))
     changed.load_state_dict(model.state_dict())
     write_pretrained(changed, tmp_path / "out", "mixtral")

@@ -21,7 +21,7 @@ CONFIG = ModelConfig(
     vocab_size=256,
     d_model=8,
     feed_forward="moe",
-    layers={"moe": {"experts": 4, "d_hidden": 8}, "rwkv7": {"rank": 2}},
+    layers={"moe": {"experts": 4, "d_hidden": 8, "correction": True}, "rwkv7": {"rank": 2}},
 )
 
 
@@ -80,6 +80,25 @@ def test_the_loss_that_balances_weighs_each_call_by_its_positions(text: Text) ->
         gradients("state_passing(moe, chunk_len=5)", segment_len=12),
     ):
         torch.testing.assert_close(cut, wanted)
+
+
+def test_the_uses_of_all_calls_in_an_update_correct_the_choice_of_experts(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def uses(**settings: Any) -> list[float]:
+        found = list[float]()
+        with monkeypatch.context() as patch:
+            patch.setattr(MoE, "correct", lambda _, uses: found.append(float(uses.sum())))
+            learned(text, steps=1, **settings)
+        return found
+
+    whole = uses()
+    assert whole
+    assert uses(segment_len=7) == uses(checkpoint_activations=True) == whole
+    assert uses(accumulate=2) == [2 * own for own in whole]
+    mixtures = [own for own in learned(text).modules() if isinstance(own, MoE)]
+    assert all(own.correction is not None and own.correction.any() for own in mixtures)
+    assert all(own.uses is None for own in mixtures)
 
 
 def test_a_saved_model_gives_the_same_logits(tmp_path: Path) -> None:

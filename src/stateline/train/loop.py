@@ -106,7 +106,7 @@ def _in_training(model: AnyModel, config: TrainConfig) -> Iterator[None]:
         model.eval()
         for module in model.modules():
             if isinstance(module, MoE):
-                module.positions = None
+                module.positions = module.uses = None
 
 
 class Trainer:

@@ -81,11 +81,11 @@ class Processes:
         dist.all_reduce(totals)
         return totals.tolist()
 
-    def sum_losses(self, losses: Sequence[Tensor]) -> Tensor:
-        """Sum of scalars over all processes, on the device."""
+    def sum_tensors(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Sum of tensors of one shape over all processes, on the device."""
         total = torch.zeros((), dtype=widest(self.device), device=self.device)
-        for loss in losses:
-            total = total + loss.to(total)
+        for tensor in tensors:
+            total = total + tensor.to(total)
         if self.count > 1:
             dist.all_reduce(total)
         return total

@@ -51,6 +51,13 @@ class Updater:
         self.optimizer = make_optimizer(model, config)
         self.parameters = list(model.parameters())
         self.mixtures = [module for module in model.modules() if isinstance(module, MoE)]
+        self.uses = {
+            mixture: torch.zeros_like(mixture.correction, requires_grad=True)
+            for mixture in self.mixtures
+            if mixture.correction is not None and mixture.router.weight.requires_grad
+        }
+        for mixture, uses in self.uses.items():
+            mixture.uses = uses
         self.state: Any = None
         self._positions = torch.zeros(0, dtype=torch.int64)
 
@@ -92,6 +99,8 @@ class Updater:
         positions = sum(micro.tokens.shape[:2].numel() for micro in micro_batches)
         for mixture in self.mixtures:
             mixture.positions = positions
+        for uses in self.uses.values():
+            uses.grad = torch.zeros_like(uses)
         losses = [
             self._backward(micro, scored_in_all, last=micro is micro_batches[-1])
             for micro in micro_batches
@@ -103,6 +112,9 @@ class Updater:
             if not math.isfinite(value):
                 raise NotFinite(f"the {what} became {value}")
         self.optimizer.step()
+        for mixture, uses in self.uses.items():
+            assert uses.grad is not None
+            mixture.correct(self.processes.sum_tensors([uses.grad]))
         return loss
 
     def _backward(self, micro: MicroBatch, scored_in_all: float, last: bool) -> Tensor:
@@ -132,6 +144,6 @@ class Updater:
     def _read(self, losses: list[Tensor], norm: Tensor) -> tuple[float, float]:
         """The loss over all processes and the norm of the gradient: one synchronisation."""
         whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        total = self.processes.sum_losses(losses)
+        total = self.processes.sum_tensors(losses)
         loss, size = torch.stack([total, whole.to(total)]).tolist()
         return loss, size

@@ -37,8 +37,11 @@ class MoESettings:
         d_hidden: Hidden width of an expert; by default that of a feed-forward, divided by
             ``top_k`` and rounded up to a multiple of 8.
         scores: How p follows from :math:`W_r x`: by a softmax, or entry by entry by a sigmoid.
-        correction: Whether T are the experts of largest :math:`p_i + b_i`, where b is a constant
-            (a buffer) that begins at zero.
+        correction: Whether T are the experts of largest :math:`p_i + b_i`, where b (a buffer)
+            begins at zero.
+        correction_rate: The rate u: after each update, training adds
+            :math:`u \,\mathrm{sign}(\bar c - c_i)` to :math:`b_i`, where :math:`c_i` positions of
+            the update use expert i, and :math:`\bar c` on average. 0 leaves b as it is.
         normalise: Whether the weights of the chosen experts are divided by their sum.
         normalise_eps: Added to this sum.
         scale: The factor :math:`\alpha`.
@@ -54,6 +57,7 @@ class MoESettings:
     d_hidden: int | None = None
     scores: Scores = "softmax"
     correction: bool = False
+    correction_rate: float = 0.001
     normalise: bool = True
     normalise_eps: float = 0.0
     scale: float = 1.0
@@ -69,15 +73,17 @@ class MoESettings:
         check_choice("scores", self.scores, get_args(Scores))
         top_k, experts, shared = self.top_k, self.experts, self.shared
         at_least(1, experts=experts, top_k=top_k)
-        d_hidden, d_shared, balance = self.d_hidden, self.d_shared, self.balance
+        d_hidden, d_shared = self.d_hidden, self.d_shared
+        balance, correction_rate = self.balance, self.correction_rate
         if d_hidden is None:
             d_hidden = -(-default_hidden(d_model, self.activation) // (8 * top_k)) * 8
         at_least(1, d_hidden=d_hidden)
         d_shared = shared * d_hidden if d_shared is None else d_shared
-        if top_k > experts or d_shared < 0 or balance < 0:
+        if top_k > experts or min(d_shared, balance, correction_rate) < 0:
             raise InputError(
-                "top_k must be at most experts, and shared, d_shared and balance at least 0, got "
-                f"{top_k=}, {experts=}, {shared=}, {d_shared=} and {balance=}"
+                "top_k must be at most experts, and shared, d_shared, balance and correction_rate "
+                f"at least 0, got {top_k=}, {experts=}, {shared=}, {d_shared=}, {balance=} and "
+                f"{correction_rate=}"
             )
         if self.gate_shared and not d_shared:
             raise InputError("gate_shared=True needs a shared expert: set shared or d_shared")
@@ -112,8 +118,12 @@ class MoE(Positionwise):
 
     Raises:
         InputError: If the activation or the kind of scores is unknown, a size is not positive,
-            ``top_k`` exceeds ``experts``, ``shared``, ``d_shared`` or ``balance`` is negative, or
-            ``gate_shared`` is set without :math:`f_0`.
+            ``top_k`` exceeds ``experts``, ``shared``, ``d_shared``, ``balance`` or
+            ``correction_rate`` is negative, or ``gate_shared`` is set without :math:`f_0`.
+
+    Attributes:
+        uses: A vector that requires a gradient, or ``None``. A backward pass adds to its gradient
+            the number of positions that use each expert; :meth:`correct` takes this gradient.
 
     References:
         Shazeer et al., "Outrageously Large Neural Networks", ICLR 2017; the loss: Fedus et al.,
@@ -145,6 +155,7 @@ class MoE(Positionwise):
             )
         self.gate = Linear(d_model, 1, bias=False) if its.gate_shared else None
         self.positions: int | None = None  # of an update; by default, of each call
+        self.uses: Tensor | None = None
 
     def _forward(self, x: Tensor, **_: Any) -> Tensor:
         its, rows = self.settings, x.reshape(-1, self.d_model)
@@ -170,11 +181,19 @@ class MoE(Positionwise):
             shares = normalize(scores, p=1, dim=-1).mean(dim=0)
             unbalance = self.experts * (used * shares).sum()
             y = _AddsLoss.apply(y, share * its.balance * unbalance)
+        if self.training and self.uses is not None:
+            y = _AddsLoss.apply(y, (counts * self.uses).sum())
         y = y.to(x.dtype).view(x.shape)
         if self.always is None:
             return y
         always = self.always(x)
         return y + (always if self.gate is None else self.gate(x).sigmoid() * always)
+
+    @torch.no_grad()
+    def correct(self, uses: Tensor) -> None:
+        """Change the corrections after an update in which ``uses`` positions used each expert."""
+        assert self.correction is not None
+        self.correction += self.settings.correction_rate * (uses.mean() - uses).sign()
 
     def flops_per_token(self, length: int) -> float:
         """The router, the chosen experts, and the shared one."""

@@ -7,7 +7,7 @@ from stateline.layers.dropout import Dropout
 from stateline.models.config import ModelConfig
 from stateline.models.factory import meta_model
 
-_TRAINING = ("balance", "dropout")
+_TRAINING = ("balance", "correction_rate", "dropout")
 """Settings of layers without effect outside training."""
 
 
