@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
+from stateline.models.size import meta_model, training_bytes
 from stateline.tasks import Copying, Task, Text
 from stateline.train.batches import Batches
 from stateline.train.config import TrainConfig
@@ -118,6 +119,23 @@ def test_it_scores_every_so_often_and_at_the_end() -> None:
         *[(2, False), (3, True), (4, False), (6, True)],
         (7, True),
     ]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_memory_of_logits_is_foretold(tmp_path: Path, precision: str) -> None:
+    (tmp_path / "text.txt").write_bytes(bytes(range(256)) * 64)
+    text = Text(path=str(tmp_path / "text.txt"), length=1024, batch_size=4)
+    model = LanguageModel(ModelConfig("lstm", 256, d_model=4, feed_forward="none"))
+    with torch.profiler.profile(profile_memory=True) as profiled:
+        run(text, of=model, steps=1, precision=precision)
+    taken, most = 0, 0
+    for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            taken += event.nbytes()
+            most = max(most, taken)
+    foretold = training_bytes(meta_model(model.config), 4, 1024)
+    assert most == pytest.approx(foretold["logits"] + foretold["activations"], rel=0.3)
 
 
 def largest_gradients(monkeypatch: pytest.MonkeyPatch, clip: float) -> list[float]:

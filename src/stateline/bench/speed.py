@@ -95,8 +95,9 @@ class Subject:
         if cell.phase == "decode":  # a graph has a state, and is compared with a copy
             return (4.0 if next(self.model.parameters()).is_cuda else 2.0) * state
         sample = training_bytes(self.counted, 1, min(_SAMPLE, cell.length))
-        per_token = (sample["activations"] + sample["logits"]) / min(_SAMPLE, cell.length)
+        per_token = sample["activations"] / min(_SAMPLE, cell.length)
         if cell.phase == "train":
+            per_token += sample["logits"] / min(_SAMPLE, cell.length)
             return per_token * cell.length * cell.batch
         return state + per_token * min(PREFILL_CHUNK, cell.length) * cell.batch
 
@@ -124,7 +125,9 @@ class Subject:
             optimizer.zero_grad()
             with lower:
                 logits = model(inputs)
-            F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()).backward()
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+            del logits  # as in training, where the backward pass needs that memory
+            loss.backward()
             optimizer.step()
 
         return step

@@ -39,9 +39,11 @@ def training_bytes(
 ) -> dict[str, int]:
     """Estimate the memory of a training step in float32 with AdamW, by what it is needed for.
 
-    Activations are counted by running the layers of a model from :func:`meta_model`. Temporary
-    memory inside an operation and overhead of the allocator are not included. ``recompute`` says
-    whether activation checkpointing is on.
+    The backward pass of the cross entropy needs three tensors of the logits' shape, in float32 also
+    under autocast: the logarithms of the probabilities, and the gradients of these and of the
+    logits. Activations are counted by running the layers of a model from :func:`meta_model`.
+    Temporary memory inside an operation and overhead of the allocator are not included.
+    ``recompute`` says whether activation checkpointing is on.
 
     Example:
         >>> model = meta_model(ModelConfig("attention", vocab_size=10, d_model=8))
@@ -58,7 +60,7 @@ def training_bytes(
         "gradients": weights,
         "optimizer": 2 * weights,
         "activations": inputs + max(kept) if recompute else sum(kept),
-        "logits": 2 * logits,  # and their gradients
+        "logits": 3 * logits,
     }
 
 

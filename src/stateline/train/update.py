@@ -125,6 +125,7 @@ class Updater:
                 micro.tokens, *self._enter(micro), lengths, micro.starts
             )
             loss = self.task.loss(logits, micro.targets) / scored_in_all
+            del logits  # the backward pass needs that memory
             (loss * self.processes.count).backward()  # processes average their gradients
         self.state = None if self.state is None else detach(self.state)
         return loss.detach()
