@@ -153,6 +153,15 @@ def largest_gradients(monkeypatch: pytest.MonkeyPatch, clip: float) -> list[floa
     return norms
 
 
+def test_a_line_has_the_norm_of_the_last_gradient_before_clipping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, *_ = largest_gradients(monkeypatch, 0.0)
+    found = run(log_every=1, clip=0.01, lr=1e-9).curve
+    assert [line.gradient_norm for line in found][:1] == [pytest.approx(first, rel=1e-5)]
+    assert min(line.gradient_norm or 0 for line in found) > 0.1
+
+
 def test_clipping_bounds_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     assert largest_gradients(monkeypatch, 0.01) == pytest.approx([0.01] * 6, rel=1e-3)
 

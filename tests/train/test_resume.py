@@ -170,6 +170,15 @@ def test_what_a_kill_left_behind_is_removed(text: Text, tmp_path: Path) -> None:
     assert names == ["step-00000006", "step-00000008"]
 
 
+def test_lines_without_a_norm_of_the_gradient_are_read(text: Text, tmp_path: Path) -> None:
+    run(text, tmp_path, until=3)
+    lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
+    assert all(line.pop("gradient_norm") > 0 for line in lines)
+    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    curve = run(text, tmp_path).curve
+    assert [point.gradient_norm is None for point in curve] == [True] * 3 + [False] * 5
+
+
 def test_a_line_of_metrics_that_is_none_is_named(text: Text, tmp_path: Path) -> None:
     run(text, tmp_path, until=4)
     lines = (tmp_path / METRICS).read_text().splitlines()

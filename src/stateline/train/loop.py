@@ -165,7 +165,8 @@ class Trainer:
         while not progress.stopped:
             started = time.perf_counter()
             share = set_learning_rate(self.update.optimizer, config, progress.steps)
-            progress.losses.append(self._update())
+            loss, norm = self._update()
+            progress.losses.append(loss)
             progress.seconds += time.perf_counter() - started
             progress.steps += 1
             last = progress.steps == config.steps
@@ -179,23 +180,23 @@ class Trainer:
             if score is not None or _due(progress.steps, config.log_every):
                 speed = (progress.tokens - tokens) / (progress.seconds - seconds)
                 tokens, seconds = progress.tokens, progress.seconds
-                self._log(score, share * config.lr, speed, on_log)
+                self._log(score, share * config.lr, norm, speed, on_log)
             if self._any(not progress.stopped and interrupted()):
                 progress.stopped = "interrupted"
             if progress.stopped or _due(progress.steps, config.save_every):
                 self.save()
         self.commit()
 
-    def _update(self) -> float:
-        """Make one update, and return the loss before it."""
+    def _update(self) -> tuple[float, float]:
+        """Make one update, and return the loss before it and the norm of the gradient."""
         micro_batches = self.batches.update(self.progress.steps)
         try:
-            loss = self.update(micro_batches, self.progress.steps)
+            found = self.update(micro_batches, self.progress.steps)
         except NotFinite as error:
             self._diverged(str(error), self.progress.steps + 1)
         tokens = sum(micro.targets.shape[:2].numel() for micro in micro_batches)
         self.progress.tokens += tokens * self.processes.count
-        return loss
+        return found
 
     def _diverged(self, what: str, step: int) -> NoReturn:
         self.commit()
@@ -218,7 +219,12 @@ class Trainer:
         return self.processes.sum(score) / self.processes.count  # one for all: they stop together
 
     def _log(
-        self, score: float | None, lr: float, speed: float, on_log: Callable[[Metrics], None]
+        self,
+        score: float | None,
+        lr: float,
+        norm: float,
+        speed: float,
+        on_log: Callable[[Metrics], None],
     ) -> None:
         progress, planned = self.progress, self.config.steps
         metrics = Metrics(
@@ -231,6 +237,7 @@ class Trainer:
             seconds_left=(planned - progress.steps) * progress.seconds / progress.steps,
             memory=self.usage.memory(),
             utilisation=self.usage.utilisation(speed / self.processes.count),
+            gradient_norm=norm,
         )
         progress.losses.clear()
         self.curve.append(metrics)

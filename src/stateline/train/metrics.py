@@ -50,6 +50,8 @@ class Metrics:
             operations of ``forward``, as ``stateline info`` counts them, without recomputation)
             divided by the rate of matrix products of the same precision, measured when training
             starts.
+        gradient_norm: Norm of the whole gradient of the last update, before clipping; lines of
+            older versions have none.
     """
 
     step: int
@@ -61,6 +63,7 @@ class Metrics:
     seconds_left: float
     memory: int | None = None
     utilisation: float | None = None
+    gradient_norm: float | None = None
 
 
 @dataclass

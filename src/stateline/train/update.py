@@ -65,14 +65,15 @@ class Updater:
         """Start from a carried state of this process's rows."""
         self.state, self._positions = state, state.position.cpu()
 
-    def __call__(self, micro_batches: list[MicroBatch], step: int) -> float:
+    def __call__(self, micro_batches: list[MicroBatch], step: int) -> tuple[float, float]:
         """Make one update.
 
         Random numbers, such as the masks of dropout, follow from the seed of the training, the
         update's number, counted from 0, and the process.
 
         Returns:
-            The mean loss before it, in nats per target.
+            The mean loss before it, in nats per target, and the norm of the gradient before
+            clipping.
 
         Raises:
             NotFinite: If the loss or the norm of the gradient is not finite; weights are as they
@@ -92,7 +93,7 @@ class Updater:
         text = f"dropout {self.config.seed} {step} {self.processes.rank}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
-    def _update(self, micro_batches: list[MicroBatch]) -> float:
+    def _update(self, micro_batches: list[MicroBatch]) -> tuple[float, float]:
         scored = sum(micro.scored for micro in micro_batches)
         scored_in_all = max(1.0, self.processes.sum(scored))
         self.optimizer.zero_grad()
@@ -115,7 +116,7 @@ class Updater:
         for mixture, uses in self.uses.items():
             assert uses.grad is not None
             mixture.correct(self.processes.sum_tensors([uses.grad]))
-        return loss
+        return loss, size
 
     def _backward(self, micro: MicroBatch, scored_in_all: float, last: bool) -> Tensor:
         """Add the gradient of a micro-batch; return its part of the loss, on the device."""
