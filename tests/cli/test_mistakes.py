@@ -14,6 +14,7 @@ MISTAKES = [
     # Commands and options
     (["trian"], "unknown command 'trian': did you mean 'train'? Known: bench, capacity, "),
     (["info"], "the following arguments are required: patterns"),
+    (["train", "h3", "--train.min_lr", "0"], "did you mean 'train.final_share'?"),
     (["info", "h3", "--dmodel", "8"], "unknown option 'dmodel': did you mean 'd_model'?"),
     (["info", "h3", "--d_model", "wide"], "d_model must be int, got 'wide'"),
     (

@@ -122,7 +122,7 @@ def test_all_groups_follow_the_schedule_each_to_its_own_height(model: LanguageMo
     assert rates == {"decay": 5e-3, "no_decay": 5e-3, "ssm": 5e-4}
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
 def test_the_learning_rate_rises_linearly_and_is_never_zero(schedule: str) -> None:
     config = TrainConfig(steps=100, warmup_steps=4, schedule=schedule)
     shares = [learning_rate_share(config, step) for step in range(100)]
@@ -137,6 +137,7 @@ def test_the_learning_rate_rises_linearly_and_is_never_zero(schedule: str) -> No
         ("constant", 1.0, 1.0),
         ("linear", 0.5, 1 / 80),
         ("cosine", 0.55, 0.1 + 0.45 * (1 - math.cos(math.pi / 80))),
+        ("wsd", 1.0, 1 / 10),
     ],
 )
 def test_the_learning_rate_falls_as_the_schedule_says(
@@ -169,8 +170,22 @@ def test_a_cosine_that_ends_before_the_run_stays_at_a_tenth() -> None:
     for step in range(60):
         assert learning_rate_share(config, step) == learning_rate_share(whole, step)
     assert [learning_rate_share(config, step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
-    with pytest.raises(InputError, match="schedule_steps is for schedule=cosine"):
-        TrainConfig(schedule="linear", schedule_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "wanted"),
+    [
+        ("linear", [1, 0.6, 0.6, 0.2, 0.2]),
+        ("cosine", [1, 0.6, 0.6, 0.2, 0.2]),
+        ("wsd", [1, 1, 0.6, 0.2, 0.2]),
+    ],
+)
+def test_a_schedule_falls_to_its_final_share(schedule: str, wanted: list[float]) -> None:
+    settings = {"warmup_steps": 0, "schedule_steps": 80, "final_share": 0.2}
+    own = {"decay_steps": 40} if schedule == "wsd" else {}
+    config = TrainConfig(steps=100, schedule=schedule, **settings, **own)
+    steps = (0, 40, 60 if schedule == "wsd" else 40, 80, 99)
+    assert [learning_rate_share(config, step) for step in steps] == pytest.approx(wanted)
 
 
 def test_variants_of_the_warm_up() -> None:

@@ -19,6 +19,9 @@ from stateline.settings import describe
 
 _KEY = re.compile(r'Parser key "(?P<key>[^"]+)"')
 _VALUE = re.compile(r"(?:Got|Given) value: ?(?P<value>.*)")
+_ELSEWHERE = {"min_lr": "final_share"}
+"""Options under the names that other programs give them."""
+
 _UNKNOWN_OPTION = re.compile(
     r"(?:unrecognized arguments: --|Option '|Group '(?P<group>[\w.]+)' does not accept option ')"
     r"(?P<name>[\w.]+)"
@@ -145,6 +148,7 @@ class Parser(ArgumentParser):
         name = ".".join(filter(None, [found["group"], found["name"]]))
         known = [option[2:] for option in self._option_string_actions if option.startswith("--")]
         last = name.rpartition(".")[2]
+        last = _ELSEWHERE.get(last, last)
         initials = "".join(word[:1] for word in last.split("_"))  # learning_rate: lr
         same = [own for own in known if own.rpartition(".")[2] in (last, initials)]
         nearest = same[:1] or difflib.get_close_matches(name, known, n=1)

@@ -15,10 +15,21 @@ _LEAST = {
         "segment_len",
         "carry_cap",
         "schedule_steps",
+        "decay_steps",
         "shard",
     ),
     0: ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed", "init_seed"),
 }
+
+_FALLING = ("linear", "cosine", "wsd")
+
+_NEEDED = (
+    ("schedule_steps", "schedule", _FALLING),
+    ("decay_steps", "schedule", ("wsd",)),
+    ("final_share", "schedule", _FALLING),
+    ("muon_lr", "optimizer", ("muon",)),
+)
+"""Settings that need one of some choices of another setting."""
 
 COUNTS = (*_LEAST[1], "warmup_steps", "eval_every", "save_every", "seed", "init_seed")
 """Settings that are integers."""
@@ -62,10 +73,17 @@ class TrainConfig:
             grows.
         segment_len: Cut backpropagation after this many tokens of a row; by default rows are not
             cut.
-        schedule: Learning rate after the warm-up: ``constant``, ``linear`` (to zero) or
-            ``cosine`` (to a tenth).
-        schedule_steps: For ``cosine``: update at which it ends; the learning rate then stays at a
-            tenth. By default the last one.
+        schedule: Learning rate after the warm-up, as a share of the highest: ``constant``, 1;
+            ``linear``, r + (1 - r) x; ``cosine``, r + (1 - r) (1 - cos(pi x)) / 2; or ``wsd``,
+            constant and then linear, r + (1 - r) min(1, (T - t) / n). In update t, counted from 0,
+            x = (T - t) / (T - w) after a warm-up of w updates; r is ``final_share``, T is
+            ``schedule_steps``, and n is ``decay_steps``.
+        schedule_steps: Update at which ``linear``, ``cosine`` or ``wsd`` ends; the learning rate
+            then stays as it is. By default the last one.
+        decay_steps: For ``wsd``: updates in which the learning rate falls, by default a tenth of
+            those until its end; at most those after the warm-up.
+        final_share: Learning rate at the end of ``linear``, ``cosine`` or ``wsd`` as a share of the
+            highest, from 0 to 1; by default 0.1 for ``cosine`` and 0 for the others.
         warmup_steps: Updates in which the learning rate rises linearly; at most half of all
             updates.
         warmup_from_zero: Whether the learning rate of the first update is zero, as in most official
@@ -107,8 +125,10 @@ class TrainConfig:
     carry_state: bool = False
     carry_cap: int | None = None
     segment_len: int | None = None
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     schedule_steps: int | None = None
+    decay_steps: int | None = None
+    final_share: float | None = None
     warmup_steps: int = 100
     warmup_from_zero: bool = False
     warmup_overlaps: bool = False
@@ -138,21 +158,27 @@ class TrainConfig:
                 raise InputError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
 
     def _check_choices(self) -> None:
-        if self.schedule_steps is not None and self.schedule != "cosine":
-            raise InputError(
-                f"schedule_steps is for schedule=cosine, got schedule={self.schedule}: leave it "
-                "out, or take cosine"
-            )
-        if self.muon_lr is not None and self.optimizer != "muon":
-            raise InputError(
-                f"muon_lr is for optimizer=muon, got optimizer={self.optimizer}: leave it out, or "
-                "take muon"
-            )
+        for name, choice, needed in _NEEDED:
+            chosen = getattr(self, choice)
+            if getattr(self, name) is not None and chosen not in needed:
+                one = " or ".join(needed)
+                raise InputError(
+                    f"{name} is for {choice}={one}, got {choice}={chosen}: leave it out, or take "
+                    f"{one}"
+                )
         adafactor = self.optimizer.startswith("adafactor")
         if adafactor and (self.shard or self.parallel) not in (1, "ddp"):
             raise InputError("adafactor works with whole parameters: take parallel=ddp")
 
     def _check_ranges(self) -> None:
+        if self.final_share is not None and not 0 <= self.final_share <= 1:
+            raise InputError(f"final_share must be from 0 to 1, got {self.final_share}")
+        end = self.schedule_steps or self.steps
+        if self.decay_steps is not None and self.decay_steps > end:
+            raise InputError(
+                f"decay_steps must be at most the {end} updates of the schedule, got "
+                f"{self.decay_steps}"
+            )
         for least, names in _LEAST.items():
             for name in names:
                 value = getattr(self, name)

@@ -280,6 +280,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, ste
 def learning_rate_share(config: TrainConfig, step: int) -> float:
     """Ratio of the learning rate of update number ``step`` (from 0) to the highest.
 
+    The equations are those of :class:`~stateline.train.config.TrainConfig`.
+
+    References:
+        ``wsd``: Hu et al., "MiniCPM", COLM 2024, section 4; with a linear decay: Hägele et al.,
+        "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", NeurIPS 2024.
+
     Example:
         >>> linear = TrainConfig(steps=100, warmup_steps=10, schedule="linear")
         >>> [round(learning_rate_share(linear, step), 3) for step in (0, 9, 10, 55, 99)]
@@ -289,9 +295,14 @@ def learning_rate_share(config: TrainConfig, step: int) -> float:
     if step < warmup:
         return (step + (not config.warmup_from_zero)) / warmup
     begin, end = 0 if config.warmup_overlaps else warmup, config.schedule_steps or config.steps
-    left = max(0, end - step) / max(1, end - begin)
-    if config.schedule == "linear":
-        return left
+    if config.schedule == "constant":
+        return 1.0
+    length, final = end - begin, config.final_share
+    if config.schedule == "wsd":
+        length = min(length, config.decay_steps or end // 10)
+    left = min(1.0, max(0, end - step) / max(1, length))
     if config.schedule == "cosine":
-        return 0.1 + 0.9 * 0.5 * (1 - math.cos(math.pi * left))
-    return 1.0
+        final = 0.1 if final is None else final
+        left = (1 - math.cos(math.pi * left)) / 2
+    final = final or 0.0
+    return final + (1 - final) * left
