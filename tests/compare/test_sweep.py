@@ -214,6 +214,8 @@ class TestGrid:
             ({"protocol": "quick"}, "the protocol quick tries nothing"),
             ({"protocol": "quick", "lrs": [], "muon_lrs": [1.0, 2.0]}, "quick tries nothing"),
             ({"lr": 1.0}, "give one of the two"),
+            ({"lrs": (), "lr": 1.0, "train": {"lr": 2.0}}, "lr and train.lr were both given"),
+            ({"steps": 3, "train": {"steps": 5}}, "steps and train.steps were both given"),
             ({"seeds": 0}, "seeds must be from 1 to 9999, got 0"),
             ({"seeds": 10_000}, "seeds must be from 1 to 9999, got 10000"),
             ({"train": {"seed": 3}}, "seed is set by the protocol: give the number of seeds"),

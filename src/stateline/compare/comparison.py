@@ -28,6 +28,9 @@ _MOST_PARAMETERS = 10**11
 
 _TRAINING = [setting.name for setting in fields(TrainConfig)]
 
+_FOR_ALL_RUNS = ("steps", "lr", "precision")
+"""Settings of training that a comparison also has under its own name."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -202,6 +205,9 @@ def _check(comparison: Comparison) -> None:
         raise InputError(
             "model.d_model would set the width of all models: give d_model, that of the first model"
         )
+    for name in _FOR_ALL_RUNS:
+        if name in comparison.train and getattr(comparison, name) is not None:
+            raise InputError(f"{name} and train.{name} were both given: give one of the two")
 
 
 def _check_protocol(comparison: Comparison) -> None:
@@ -247,7 +253,7 @@ def _task_plans(comparison: Comparison) -> list[_TaskPlan]:
 def _training(
     comparison: Comparison, model: Recipe, task: Task, given: Mapping[str, Any]
 ) -> TrainConfig:
-    chosen = {name: getattr(comparison, name) for name in ("steps", "lr", "precision")}
+    chosen = {name: getattr(comparison, name) for name in _FOR_ALL_RUNS}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     settings = {**task.training, **model.train, **comparison.train, **chosen, **given}
     for name in settings:
