@@ -113,6 +113,15 @@ def test_help_has_no_words_of_python(answers: dict[str, tuple[int, str, bool]]) 
     assert not [word for word in python if word in told]
 
 
+def test_help_leaves_out_settings_that_a_comparison_refuses(
+    answers: dict[str, tuple[int, str, bool]],
+) -> None:
+    told = answers["compare --help"][1]
+    assert "--model.block " in told
+    assert "--model.d_model" not in told
+    assert "--train.seed" not in told
+
+
 def test_help_is_no_wider_than_a_terminal(answers: dict[str, tuple[int, str, bool]]) -> None:
     lines = [line for asked in answers if "help" in asked for line in answers[asked][1].split("\n")]
     assert max(map(len, lines)) <= 80

@@ -84,6 +84,8 @@ MISTAKES = [
     (["compare", "h3", *TASKS, "--workers", "-1"], "workers must be at least 0, got workers=-1"),
     (["compare", "h3", *TASKS, "--parameters", "-5"], "parameters must be at least 1, got -5"),
     (["compare", "h3", *TASKS, "--parameters", "9" * 20], "parameters must be at most 100,000,000"),
+    (["compare", "h3", *TASKS, "--model.d_model", "8"], "did you mean 'd_model'?"),
+    (["compare", "h3", *TASKS, "--train.seed", "8"], "did you mean 'seeds'?"),
     (["compare", "h3", *TASKS, "--out", "file/run"], "cannot write file/run/report.html: "),
     # Generation
     (["generate", "nowhere"], "no model in nowhere: config.json is missing"),

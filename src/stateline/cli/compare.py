@@ -100,7 +100,7 @@ def add_arguments(parser: Parser) -> None:
     option("steps", int, None, "training steps; by default the task's own")
     option("lr", float, None, "learning rate of all runs; no other is tried")
     option("precision", Literal["float32", "bfloat16"], None, "of training; by default the task's")
-    add_settings(parser)
+    add_settings(parser, without=("d_model", "seed"))
     without_defaults(parser)
     options.add_device(parser)
     options.add_engine(parser)

@@ -150,7 +150,8 @@ class Parser(ArgumentParser):
         last = name.rpartition(".")[2]
         last = _ELSEWHERE.get(last, last)
         initials = "".join(word[:1] for word in last.split("_"))  # learning_rate: lr
-        same = [own for own in known if own.rpartition(".")[2] in (last, initials)]
+        alike = (last, f"{last}s", initials)
+        same = [own for own in known if own.rpartition(".")[2] in alike]
         nearest = same[:1] or difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         return f"unknown option {name!r}: {hint}{self.prog} --help lists all"

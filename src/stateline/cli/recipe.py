@@ -3,7 +3,7 @@
 import argparse
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from jsonargparse import Namespace
@@ -18,12 +18,17 @@ from stateline.train.config import TrainConfig
 SUFFIXES = (".yaml", ".yml")
 
 
-def add_settings(parser: Parser) -> None:
-    """Add all settings of a model but its pattern and vocabulary, and all of its training."""
-    parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size"})
+def add_settings(parser: Parser, without: Collection[str] = ()) -> None:
+    """Add all settings of a model but its pattern and vocabulary, and all of its training.
+
+    Args:
+        parser: The parser of the command.
+        without: Settings that the command does not take.
+    """
+    parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size", *without})
     about = "what a classifier pools; by default the mean of all positions"
     parser.option("model.pooling", Literal["mean", "last"], None, about)
-    parser.add_class_arguments(TrainConfig, "train")
+    parser.add_class_arguments(TrainConfig, "train", skip={*without})
 
 
 def without_defaults(parser: Parser) -> None:
