@@ -1,4 +1,4 @@
-"""Serve a trained model over HTTP, with OpenAI's interfaces; states are kept between requests."""
+"""Serve a model over HTTP, with OpenAI's completions and responses; states are kept."""
 
 import ipaddress
 import sys
