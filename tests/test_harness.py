@@ -418,7 +418,7 @@ def test_a_task_of_the_user_keeps_its_number_of_examples_unless_another_is_given
     assert [text.count("count") for text in contexts] == [examples + 1] * 4
 
 
-@pytest.mark.parametrize(("name", "value"), [("shots", -1), ("limit", 0), ("batch_size", 0)])
+@pytest.mark.parametrize(("name", "value"), [("shots", -1), ("limit", 0), ("rows", 0)])
 def test_a_number_out_of_range_is_refused(model: LanguageModel, name: str, value: int) -> None:
     with pytest.raises(InputError, match=f"must be at least {value + 1}, got {name}={value}"):
         run_suite(model, ByteTokenizer(), ["boolq"], **{name: value})  # type: ignore[arg-type]

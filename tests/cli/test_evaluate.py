@@ -110,7 +110,7 @@ def test_losses_are_shown_by_position(say: Say) -> None:
         (["h3", "a", "--chunk", "0"], "chunk and window must be from 1 to 2147483647, and stride"),
         (["h3", "a", "--window", "4", "--stride", "5"], "window=4 and stride=5"),
         (["h3", "a", "--stride", "5"], "--stride is for windows, but the state of this model is"),
-        (["h3", "a", "--batch_size", "2"], "--batch_size is for --tasks, not for text files"),
+        (["h3", "a", "--rows", "2"], "--rows is for --tasks, not for text files"),
         (["h3", "--task", "copying", "--tokenizer", "a"], "is for text files, --tasks, not for"),
         (["h3", "a", "--window", "9", "--chunk", "8"], "--chunk is for carried state, but windows"),
         (["h3", "--tasks", "copy_50", "--window", "9"], "--window is for text files, not for --ta"),

@@ -72,6 +72,8 @@ def test_help_on_a_command_needs_no_torch(
         ("train", "--tracker TRACKER", "wandb, mlflow, or MODULE:FUNCTION"),
         ("train", "--threads THREADS", "by default all cores"),
         ("report", "--budget LIMIT [LIMIT ...]", '"state<=64KiB"'),
+        ("compare", "--seeds SEEDS", "how many seeds"),
+        ("reproduce", "--seeds SEEDS [SEEDS ...]", "numbers of the seeds"),
         ("reproduce", "--recipes RECIPES", "by default Stateline's own"),
     ],
 )
@@ -204,5 +206,5 @@ def test_commands_that_train_say_so_before_pytorch_loads() -> None:
     assert done.stdout.splitlines() == [
         "comparing lstm, h3*2: results go to runs/compare",
         "training h3*2",
-        "reproducing h3/table_2: results go to runs/papers",
+        "reproducing h3/table_2 with the seeds 0, 1, 2: results go to runs/papers",
     ]

@@ -48,7 +48,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reproduce(*more: str) -> int:
-    options = ["--jobs", "0", "--device", "cpu", "--seeds", "0", "1"]
+    options = ["--workers", "0", "--device", "cpu", "--seeds", "0", "1"]
     return main(["reproduce", "nobody/one", "--recipes", "recipes", *options, *more])
 
 

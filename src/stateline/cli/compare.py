@@ -84,8 +84,8 @@ def add_arguments(parser: Parser) -> None:
         "seeds",
         int,
         None,
-        "seeds of the scored runs; by default 1 with --protocol quick, 3 with --decide no, else "
-        "as many as --decide needs",
+        "how many seeds the scored runs have; by default 1 with --protocol quick, 3 with "
+        "--decide no, else as many as --decide needs",
     )
     parser.add_argument(
         "--decide",

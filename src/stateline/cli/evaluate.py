@@ -33,7 +33,7 @@ CHUNK = 1024
 WINDOW = 2048
 """Default window in tokens, if the state cannot be carried."""
 
-OF_TASKS = ("data", "tasks_path", "shots", "limit", "batch_size")
+OF_TASKS = ("data", "tasks_path", "shots", "limit", "rows")
 """Options of ``--tasks`` alone."""
 
 KINDS_OF = {
@@ -66,7 +66,7 @@ def add_arguments(parser: Parser) -> None:
     option("tasks_path", str, None, about)
     option("shots", int, 0, "for --tasks: solved examples before each question")
     option("limit", int, None, "for --tasks: largest number of examples of each")
-    option("batch_size", int, 8, "for --tasks: contexts that are read together")
+    option("rows", int, 8, "for --tasks: prompts that are read at a time")
     option("out", str, None, "JSON file for the scores")
     add_device_and_dtype(parser)
 
@@ -130,7 +130,7 @@ def _check_tasks(given: Namespace) -> None:
     from stateline.evaluate.harness import LOCAL_TASKS, check_installed
     from stateline.probe import PROBES, is_probe
 
-    at_least(1, limit=given.limit, batch_size=given.batch_size)
+    at_least(1, limit=given.limit, rows=given.rows)
     for name in given.tasks:
         if not (is_probe(name) or name in LOCAL_TASKS or given.tasks_path):
             raise unknown_name("task", name, [*LOCAL_TASKS, *PROBES])
@@ -149,7 +149,7 @@ def _score_tasks(given: Namespace) -> dict[str, Any]:
     metrics = run_suite(model, tokenizer, suites, **settings) if suites else []
     reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
     for name in filter(is_probe, given.tasks):
-        some = {"limit": given.limit, "rows": given.batch_size}
+        some = {"limit": given.limit, "rows": given.rows}
         metrics += score_probe(reader, name, material, **some)
     table = plain_table("task", "metric", "score", "standard error", "examples", left=2)
     for metric in metrics:

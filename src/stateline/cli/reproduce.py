@@ -37,11 +37,11 @@ def add_arguments(parser: Parser) -> None:
     option, switch = parser.option, parser.switch
     about = "size of models and training: a small one for two cores, or the paper's"
     option("size", Literal["laptop", "paper"], "laptop", about)
-    option("seeds", list[int], [0, 1, 2], "seeds of the runs of each row")
+    option("seeds", list[int], [0, 1, 2], "numbers of the seeds of each row, not how many")
     option("rows", list[str], [], "names of rows; by default all")
     option("data", str, "data", "folder in place of the recipes' data")
     option("out", str, "runs/papers", "folder for the runs of all tables")
-    option("jobs", int, None, "runs at a time; by default one per core")
+    option("workers", int, None, "runs at a time; by default one per core")
     about = "folders with finished runs of stateline train or compare, which are reused"
     option("from", list[str], [], about)
     switch("as_is", "train nothing: show the existing runs")
@@ -59,7 +59,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     """List the tables, or run one."""
     given = parser.parse_args(arguments)
     if given.name is not None:
-        begin(f"reproducing {given.name}: results go to {given.out}")
+        seeds = ", ".join(map(str, given.seeds))
+        begin(f"reproducing {given.name} with the seeds {seeds}: results go to {given.out}")
 
     from rich.console import Console
 
@@ -76,7 +77,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         return 0
     if given.record and given.verify:
         raise InputError("--record replaces figures, --verify compares with them: take one of both")
-    engine = local(given.device, given.jobs)
+    engine = local(given.device, given.workers)
     name, _ = find_table(given.name, recipes)
     recorded = RECORDS / f"{name}-{given.size}.json"
     if given.verify and not recorded.exists():

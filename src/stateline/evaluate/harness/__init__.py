@@ -49,7 +49,7 @@ def run_suite(
     tasks_path: str | Path | None = None,
     shots: int = 0,
     limit: int | None = None,
-    batch_size: int = 8,
+    rows: int = 8,
 ) -> list[Metric]:
     """Score a model on tasks. The tasks in ``LOCAL_TASKS`` read only local files.
 
@@ -62,7 +62,7 @@ def run_suite(
             its YAML may name data on a network, and code that is run.
         shots: Solved examples before each question: the first of the training set.
         limit: Use only this many examples of each task.
-        batch_size: Contexts that are read together.
+        rows: Prompts that are read at a time.
 
     Returns:
         The scores, in the order of the tasks.
@@ -71,7 +71,7 @@ def run_suite(
         InputError: If lm-eval is not installed, a task is unknown, or its data cannot be read.
     """
     at_least(0, shots=shots)
-    at_least(1, limit=limit, batch_size=batch_size)
+    at_least(1, limit=limit, rows=rows)
     check_installed()
     from lm_eval import evaluator
 
@@ -84,7 +84,7 @@ def run_suite(
             task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=0)
     found = evaluator.evaluate(
-        lm=StatelineLM(model, tokenizer, batch_size=batch_size),
+        lm=StatelineLM(model, tokenizer, batch_size=rows),
         task_dict=tasks,
         limit=limit,
         bootstrap_iters=100,
