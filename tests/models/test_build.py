@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch import nn
 from stateline.errors import InputError
 from stateline.layers import FeedForward, Ladder, ParallelResidual, Residual, Stack
 from stateline.layers.compose import title
+from stateline.layers.mixers.feed_forward import Activation
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 
@@ -72,10 +73,11 @@ def test_every_branch_has_the_norm_of_the_configuration(norm: str, kind: type[nn
     assert all(type(link.norm) is kind for link in built("h3 attention", norm=norm).links)
 
 
-def test_the_feed_forward_has_the_activation_of_the_configuration() -> None:
-    _, block = built("h3", feed_forward="relu").links
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_the_feed_forward_has_the_activation_of_the_configuration(activation: str) -> None:
+    _, block = built("h3", feed_forward=activation).links
     assert isinstance(block.layer, FeedForward)
-    assert block.layer.activation == "relu"
+    assert block.layer.activation == activation
 
 
 def test_the_pattern_overrides_the_keywords_of_the_kind() -> None:

@@ -31,11 +31,20 @@ _STRAY_OR_MISSING = re.compile(r"unrecognized arguments: |the following argument
 VALUES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "none"}
 """Names of types for readers."""
 
+MAX_CHOICES = 78
+"""Largest number of characters of an option and its choices on a line of the help."""
+
 set_dumper("yaml", to_yaml)  # jsonargparse reads the text 1e-3 as a number, but does not quote it
 
 
 class HelpFormatter(DefaultHelpFormatter):
     """Types in words, and no type, default or mark that tells a reader nothing."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Add an argument; choices that need more than a line are named after what it is."""
+        if len(f"{action.option_strings} {action.metavar}") > MAX_CHOICES:
+            action.metavar = None
+        super().add_argument(action)
 
     def _get_help_string(self, action: argparse.Action) -> str:
         notes = ["required"] if action.required and action.option_strings else []

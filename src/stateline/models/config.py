@@ -47,7 +47,9 @@ TRANSFORMERS_SETTINGS = {
 """Settings that transformers adds to the ``config.json`` of an exported model; ignored here."""
 
 
-FeedForwardKind = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "moe", "none"]
+FeedForwardKind = Literal[
+    "gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "geglu_exact", "moe", "none"
+]
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class ModelConfig:
             (whose weight is stored as an offset from one) or ``none``.
         norm_eps: Added to the variance (or mean square) before taking its root.
         feed_forward: What follows each layer that wants a feed-forward: ``gelu`` (tanh
-            approximation), ``gelu_exact``, ``relu``, ``relu2``, ``swiglu``, ``geglu``, ``moe`` (a
-            mixture of experts) or ``none``.
+            approximation), ``gelu_exact``, ``relu``, ``relu2``, ``swiglu``, ``geglu``,
+            ``geglu_exact``, ``moe`` (a mixture of experts) or ``none``.
         tie_embeddings: Use the embedding matrix as the output matrix.
         head_bias: Add a bias to an output matrix that is not tied.
         max_len: If set, positions have learned embeddings, and longer inputs are refused. If
