@@ -89,6 +89,11 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         stateline.layer  # noqa: B018
 
 
+def test_the_modules_for_whole_models_have_their_functions() -> None:
+    for name in ("compare", "evaluate", "generate", "train"):
+        assert inspect.isfunction(getattr(import_module(f"stateline.{name}"), name))
+
+
 def test_every_public_name_has_an_entry_in_the_reference() -> None:
     pages = (Path(__file__).parents[1] / "docs" / "api").glob("*.md")
     entries = "".join(page.read_text(encoding="utf-8") for page in pages)

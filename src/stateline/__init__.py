@@ -2,7 +2,7 @@
 
 Names are imported when they are first used, so that the command line answers without PyTorch.
 Functions for whole models have modules of their own: :mod:`stateline.generate`,
-:mod:`stateline.evaluate`, :mod:`stateline.train.loop`, :mod:`stateline.compare`.
+:mod:`stateline.evaluate`, :mod:`stateline.train`, :mod:`stateline.compare`.
 """
 
 from importlib import import_module
