@@ -33,6 +33,16 @@ def test_the_text_ends_before_a_stop_string(model: Model) -> None:
         assert model.generate("once upon", 20, stop=given) == whole[: whole.index(stop)]
 
 
+def test_several_prompts_get_the_texts_that_each_gets_alone(model: Model) -> None:
+    prompts, stop = ["once upon", "a"], model.generate("once upon", 20)[4:6]
+    found = model.generate(prompts, 20, stop=stop)
+    assert found == [model.generate(prompt, 20, stop=stop) for prompt in prompts]
+    with pytest.raises(InputError, match="the prompt is empty"):
+        model.generate(["a", ""], 20)
+    with pytest.raises(InputError, match="the prompt is empty"):
+        model.generate([], 20)
+
+
 def test_a_saved_model_comes_back_with_its_tokenizer(model: Model, tmp_path: Path) -> None:
     model.save(tmp_path)
     again = load(tmp_path)

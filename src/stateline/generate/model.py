@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import overload
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +12,7 @@ from stateline.data import Tokenizer
 from stateline.data.tokenizer import FILE, ByteTokenizer
 from stateline.generate.runs import NumberTokenizer, load_run
 from stateline.generate.sampling import GREEDY, Sampling
-from stateline.generate.session import Session, check_model, prefill
+from stateline.generate.session import Session, check_model, prefill, prompt_lengths
 from stateline.generate.text import TextStream, decode_text
 from stateline.generate.tokens import check_length
 from stateline.models.checkpoint import save_model
@@ -47,35 +48,62 @@ class Model:
         """The configuration of the model."""
         return self.module.config
 
+    @overload
     def generate(
         self,
         prompt: str,
+        max_new_tokens: int = ...,
+        *,
+        sampling: Sampling = ...,
+        seed: int = ...,
+        stop: Sequence[str] = ...,
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | tuple[str, ...],
+        max_new_tokens: int = ...,
+        *,
+        sampling: Sampling = ...,
+        seed: int = ...,
+        stop: Sequence[str] = ...,
+    ) -> list[str]: ...
+
+    def generate(
+        self,
+        prompt: str | list[str] | tuple[str, ...],
         max_new_tokens: int = 100,
         *,
         sampling: Sampling = GREEDY,
         seed: int = 0,
         stop: Sequence[str] = (),
-    ) -> str:
-        """The text that follows a prompt; the tokenizer's end-of-text token ends it.
+    ) -> str | list[str]:
+        """The text that follows a prompt, or each of several; an end-of-text token ends it.
+
+        ``stateline generate`` has other defaults: 256 tokens at the temperature 0.8.
 
         Args:
-            prompt: At least one token.
+            prompt: At least one token; several prompts are decoded together.
             max_new_tokens: Largest number of tokens to add.
             sampling: How tokens are chosen; by default always the most likely one.
             seed: Seed of the random choices.
             stop: Strings before which the text ends, or one such string.
 
         Raises:
-            InputError: If the prompt is empty, has an unknown token, or is too long for a model
+            InputError: If a prompt is empty, has an unknown token, or is too long for a model
                 with learned positions; if a stop string is empty; if the model gives NaN.
         """
-        tokens = self._tokens(prompt)
-        text = TextStream(self.tokenizer, stop, after=tokens[0].tolist())
-        check_length(self.module, tokens.shape[1], max_new_tokens)
-        state = prefill(self.module, tokens, seed=seed)
-        session = Session(self.module, state, sampling=sampling)
-        new = [decoded.text for decoded in decode_text(session, [text], max_new_tokens)]
-        return "".join([*new, text.finish()])
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        rows = [self._tokens(each)[0] for each in prompts]
+        texts = [TextStream(self.tokenizer, stop, after=row.tolist()) for row in rows]
+        check_length(self.module, max(prompt_lengths(rows)), max_new_tokens)
+        session = Session(self.module, prefill(self.module, rows, seed=seed), sampling=sampling)
+        found = [""] * len(rows)
+        for decoded in decode_text(session, texts, max_new_tokens):
+            found[decoded.row] += decoded.text
+        found = [new + text.finish() for new, text in zip(found, texts, strict=True)]
+        return found[0] if isinstance(prompt, str) else found
 
     @torch.inference_mode()
     def hidden_states(
