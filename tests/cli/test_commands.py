@@ -63,7 +63,7 @@ class TestCapacity:
 
     def test_or_it_is_blurred(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         said(capsys, *train(tmp_path))
-        shown = said(capsys, "capacity", str(tmp_path), "--batches", "1", "--noise", "true")
+        shown = said(capsys, "capacity", str(tmp_path), "--batches", "1", "--noise")
         assert "string accuracy at 3, with noise" in shown
         numbers = measure(load_model(tmp_path), make_task(COPYING), 3, bits=(), batches=1).numbers
         (row,) = (line.split() for line in shown.splitlines() if line.startswith("0 "))
@@ -106,7 +106,7 @@ class TestCapacity:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         said(capsys, *train(tmp_path, "lstm", "--task", "word_problem(length=4)"))
-        assert main(["capacity", str(tmp_path), "--length", "5", "--noise", "true"]) == 2
+        assert main(["capacity", str(tmp_path), "--length", "5", "--noise"]) == 2
         message = "--length, --noise can be given only with a task that is answered by decoding"
         assert message in capsys.readouterr().err
 

@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     option("task", str, None, "task to measure a run on; default its own")
     option("length", int, None, "length to measure at; default as trained")
     option("batches", int, None, "batches per score; 4 by default")
-    option("noise", bool, None, "add noise instead of rounding")
+    parser.switch("noise", "add noise instead of rounding")
     add_device_and_dtype(parser)
     parser.add_class_arguments(ModelConfig, skip={"pattern", "vocab_size", "layers"})
 
@@ -99,7 +99,7 @@ def _untrained(given: Namespace, arguments: Sequence[str], parser: Parser) -> "L
 def _run_options(given: Namespace) -> str:
     """The options for a trained run that were given."""
     names = ("task", "length", "batches", "noise")
-    return ", ".join(f"--{name}" for name in names if given[name] is not None)
+    return ", ".join(f"--{name}" for name in names if given[name] not in (None, False))
 
 
 def _task(folder: str, named: str | None) -> "Task | None":
@@ -152,7 +152,7 @@ def _measured(model: "LanguageModel", task: "Task", given: Namespace) -> "tuple[
             "name the task that it was trained on"
         )
     length = task.train_length if given.length is None else given.length
-    batches, noise = 4 if given.batches is None else given.batches, bool(given.noise)
+    batches, noise = 4 if given.batches is None else given.batches, given.noise
     found = measure(model, task, length, batches=batches, noise=noise)
     heading = f"{words(task.metric)} at {length}" + (", with noise" if noise else "")
     table = plain_table("bits per entry", "bits of state", heading, left=1)

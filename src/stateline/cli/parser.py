@@ -99,6 +99,15 @@ class Parser(ArgumentParser):
         """Add an option without a value."""
         self.add_argument(f"--{name}", action="store_true", help=about)
 
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        """Add the settings of a class, without ``--NAME+``; a group's own option in our words."""
+        added = super().add_class_arguments(*args, **kwargs)
+        for action in self._actions:
+            action.option_strings = [name for name in action.option_strings if name[-1] != "+"]
+            if action.metavar == "CONFIG":
+                action.help, action.metavar = f"all of {action.dest}.* as YAML, or its file", "YAML"
+        return added
+
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """Parse, and import the code that a recipe names under ``import``."""
         given = super().parse_args(*args, **kwargs)
