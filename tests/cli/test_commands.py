@@ -88,7 +88,7 @@ class TestCapacity:
                 ["lstm", "--length", "5"],
                 "--length can be given only for the folder of a trained run",
             ),
-            (["runs/none"], "must be a pattern or an existing folder, got 'runs/none'"),
+            (["runs/none"], "no model in runs/none: there is no such folder here; give"),
         ],
     )
     def test_mistakes_are_one_line(

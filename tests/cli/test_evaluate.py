@@ -103,7 +103,7 @@ def test_losses_are_shown_by_position(say: Say) -> None:
     ("arguments", "message"),
     [
         (["h3"], "give either text files, --task or --tasks to score the model on"),
-        (["nowhere", "a"], "no model in nowhere: config.json is missing"),
+        (["nowhere", "a"], "no model in nowhere: there is no such folder"),
         (["h3", "c"], "cannot read the text c: No such file or directory; give a"),
         (["h3", "h3"], "cannot read the text h3: it is a folder; give a regular file"),
         (["h3", "one"], "a text to score must have at least two tokens: give a longer one"),

@@ -88,7 +88,8 @@ MISTAKES = [
     (["compare", "h3", *TASKS, "--train.seed", "8"], "did you mean 'seeds'?"),
     (["compare", "h3", *TASKS, "--out", "file/run"], "cannot write file/run/report.html: "),
     # Generation
-    (["generate", "nowhere"], "no model in nowhere: config.json is missing"),
+    (["generate", "nowhere"], "no model in nowhere: there is no such folder"),
+    (["info", "tiny/h3-1m"], "or get it by hf download tiny/h3-1m --local-dir FOLDER"),
     (["generate", "numbers", "--prompt", ""], "the prompt is empty: give at least one token"),
     (["generate", "numbers", "--prompt", "1 10"], "tokens must be from 0 to 9, got 1 to 10"),
     (["generate", "numbers", "--prompt", "-1"], "tokens must be from 0 to 9, got -1 to -1"),

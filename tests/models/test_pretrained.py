@@ -167,8 +167,10 @@ def test_an_unknown_format_is_named(tmp_path: Path) -> None:
         load_pretrained(tmp_path)
     with pytest.raises(InputError, match="no weights in"):
         load_pretrained(tmp_path / "..")
-    with pytest.raises(InputError, match=r"cannot read the weights file .*/nowhere: No such file"):
+    with pytest.raises(InputError, match=r"no model in .*/nowhere: there is no such folder"):
         load_pretrained(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="or get it by hf download tiny/mamba-130m --local-dir"):
+        load_pretrained("tiny/mamba-130m")
 
 
 def test_an_odd_number_of_rotary_entries_is_refused() -> None:

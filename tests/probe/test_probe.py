@@ -571,7 +571,7 @@ def test_a_page_that_cannot_be_written_is_found_before_anything_is_measured(
     ("command", "reason"),
     [
         ("nowhere", "nowhere"),
-        ("hf:nowhere", "give a folder with config.json"),
+        ("hf:nowhere", "no model in nowhere: there is no such folder"),
         ("bytes --tasks phonebook", "did you mean 'phone_book'"),
         ("bytes --tasks copy", "give --data a folder that holds text/"),
         ("bytes --tasks copy --data bytes", "there are no .txt or .jsonl files in bytes/text"),

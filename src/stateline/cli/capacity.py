@@ -78,13 +78,6 @@ def _untrained(given: Namespace, arguments: Sequence[str], parser: Parser) -> "L
     Raises:
         InputError: If options for a run were given, or MODEL looks like a missing folder.
     """
-    if "/" in given.model:
-        raise InputError(f"MODEL must be a pattern or an existing folder, got {given.model!r}")
-    if wrong := _run_options(given):
-        raise InputError(
-            f"{wrong} can be given only for the folder of a trained run, not for the "
-            f"pattern {given.model!r}"
-        )
     from stateline.models.factory import meta_model
     from stateline.models.language_model import LanguageModel
 
@@ -92,6 +85,11 @@ def _untrained(given: Namespace, arguments: Sequence[str], parser: Parser) -> "L
     settings = given_settings(arguments, parser)
     settings["vocab_size"] = given.n_letters + 4  # the letters and the marks of the copying task
     model = meta_model(resolve(given.model, settings))
+    if wrong := _run_options(given):
+        raise InputError(
+            f"{wrong} can be given only for the folder of a trained run, not for the "
+            f"pattern {given.model!r}"
+        )
     assert isinstance(model, LanguageModel)
     return model.to(dtype)
 

@@ -77,7 +77,7 @@ def resolve(text: str, given: Mapping[str, Any]) -> ModelConfig:
     """The configuration of a pattern, preset or folder; a pattern has 256 tokens by default."""
     from stateline.models.presets import configure, find_preset
 
-    if os.path.isdir(text):
+    if os.path.isdir(text) or "/" in text.partition("(")[0]:
         from stateline.generate.runs import read_model_config
 
         return replace(read_model_config(text), **given)

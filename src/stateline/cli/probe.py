@@ -10,7 +10,6 @@ from functools import partial
 
 from stateline.cli.options import add_device_and_dtype, place, user_folder
 from stateline.cli.parser import Parser
-from stateline.errors import InputError
 from stateline.files import check_writable, user_path
 from stateline.plugins import command_line
 
@@ -40,6 +39,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from rich.console import Console
 
     from stateline.hf_check import HUGGING_FACE
+    from stateline.models.checkpoint import model_path
     from stateline.probe import Material, Plan, Settings, load_reader, run_probes
     from stateline.reports.probes import point_line, print_probes, write_probes
 
@@ -47,9 +47,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     settings = Settings(given.batches, given.examples, given.rows, given.seed)
     plan = Plan(given.models, given.tasks, given.lengths, settings, given.tokenizer, given.dtype)
     for model in given.models:
-        home = user_path(model.removeprefix(HUGGING_FACE), "model")
-        if not home.exists():
-            raise InputError(f"no model in {home}: give a folder with config.json")
+        model_path(model.removeprefix(HUGGING_FACE))
         if not model.startswith(HUGGING_FACE):
             user_folder(model)
     console, folder = Console(markup=False), user_path(given.out, "folder to write")

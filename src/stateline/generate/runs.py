@@ -11,9 +11,8 @@ from jaxtyping import Int
 from stateline.data import ByteTokenizer, Tokenizer, load_tokenizer
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
-from stateline.files import user_path
 from stateline.layers.compose import title
-from stateline.models.checkpoint import CONFIG, check_kind, load_any
+from stateline.models.checkpoint import CONFIG, check_kind, load_any, model_path
 from stateline.models.config import ModelConfig
 from stateline.models.convert.table import is_published, load_pretrained, published_config
 from stateline.models.factory import AnyModel, read_config
@@ -24,9 +23,10 @@ def find_model(folder: str | Path) -> Path:
     """The folder of a run's model: the final model, or else its newest checkpoint.
 
     Raises:
-        InputError: If the folder cannot be read, or is a comparison, which holds several models.
+        InputError: If the folder does not exist, cannot be read, or is a comparison, which holds
+            several models.
     """
-    folder = user_path(folder, "model")
+    folder = model_path(folder)
     if (folder / CONFIG).is_file():
         return folder
     if models := sorted(folder.glob(f"runs/*/{CONFIG}")):

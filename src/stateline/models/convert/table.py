@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stateline.errors import InputError, check_choice
 from stateline.files import regular_file, user_path, write_folder, write_text
-from stateline.models.checkpoint import load_model, refuse_adapters, save_model
+from stateline.models.checkpoint import load_model, model_path, refuse_adapters, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.convert import (
     decoders,
@@ -135,7 +135,7 @@ def read_pretrained(
     """Read a model like :func:`load_pretrained`, and also return the recognised format."""
     found, tensors = dict(settings or {}), source
     if not isinstance(source, Mapping):
-        path = user_path(source, "model")
+        path = model_path(source)
         refuse_adapters(path)
         found = _settings(path) | found
         if path.is_dir() and "pattern" in found:
