@@ -1,5 +1,6 @@
 import codecs
 import dataclasses
+import gzip
 import json
 import os
 import sys
@@ -75,6 +76,48 @@ def test_a_part_of_a_line_of_json_and_half_a_pair_of_surrogates_are_read(write: 
 def test_the_field_of_the_text_may_be_chosen(write: Write) -> None:
     root = write("rows", **{"a.jsonl": '{"text": "no", "body": "yes"}\n'})
     assert texts(root / "a.jsonl", text_key="body") == {"a.jsonl:1": "yes"}
+
+
+def test_lines_and_rows_of_packed_files_are_documents(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    wanted = [f"{number} é" if number != 2 else "" for number in range(5)]
+    lines = "\n".join(json.dumps({"text": text}) for text in wanted)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    table = pa.table({"id": [*range(5)], "text": wanted})
+    parquet.write_table(table, tmp_path / "rows/b.parquet", row_group_size=2)
+    numbers = [0, 1, 3, 4]
+    packed = {f"a.jsonl.gz:{number + 1}": wanted[number] for number in numbers}
+    columns = {f"b.parquet:{number}": wanted[number] for number in numbers}
+    assert texts(tmp_path / "rows/a.jsonl.gz") == packed
+    assert texts(tmp_path / "rows/b.parquet") == columns
+    both = read(tmp_path / "rows").documents
+    for document in reversed(both):  # in any order
+        name = document.name.removeprefix("rows/")
+        assert "".join(document.pieces("unify")) == {**packed, **columns}[name]
+    with pytest.raises(InputError, match="but it has 'id', 'text': name the field of the text"):
+        read(tmp_path / "rows/b.parquet", text_key="body")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "other"])
+def test_a_damaged_packed_file_is_one_line(tmp_path: Path, name: str, damage: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / name
+    if name == "a.parquet":
+        parquet.write_table(pa.table({"text": ["one", "two"] * 99}), path)
+    else:
+        path.write_bytes(gzip.compress(b'{"text": "one"}\n' * 99))
+    whole = path.read_bytes()
+    damaged = {"cut": whole[:-9], "changed": whole[:10] + b"\xff" * 9 + whole[19:], "other": b"no"}
+    path.write_bytes(damaged[damage])
+    with pytest.raises(InputError, match=r"cannot read the source|is damaged") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture
@@ -160,7 +203,7 @@ def test_newlines_are_made_one_unless_told(
         (["empty"], "found no text in .*/empty: give a path"),
         (["files", "files/a"], "files/a is given twice"),
         (["files/a", "files/a"], "files/a is given twice"),
-        (["json/lines.jsonl.gz"], "lines.jsonl.gz is packed, so its bytes are no text: unpack it"),
+        (["json/text.gz"], "text.gz is packed, so its bytes are no text: unpack it"),
         (["json/broken.jsonl"], "broken.jsonl, line 2, is not JSON: "),
         (["json/list.jsonl"], "line 1, must have text in the field 'text', but it has no fields: "),
         (["json/other.jsonl"], "but it has 'body', 'id': name the field of the text with --text"),
@@ -173,7 +216,7 @@ def test_a_source_that_cannot_be_used_is_one_line(
     write("files", a="alpha")
     broken, rows = '{"text": "a"}\n{"text": \n', '{"body": "a", "id": 3}'
     lines = {"broken.jsonl": broken, "list.jsonl": "[1]", "other.jsonl": rows}
-    write("json", **lines, **{"lines.jsonl.gz": b"\x1f\x8b"})
+    write("json", **lines, **{"text.gz": b"\x1f\x8b"})
     with pytest.raises(InputError, match=message) as caught:
         read(*(tmp_path / name for name in names))
     assert "\n" not in str(caught.value)

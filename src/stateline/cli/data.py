@@ -22,7 +22,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    about = "files, folders, JSON lines (*.jsonl), folders written by Dataset.save_to_disk"
+    about = "files, folders, rows (*.jsonl, *.jsonl.gz, *.parquet), folders of Dataset.save_to_disk"
     parser.argument("sources", about, nargs="+")
     parser.add_argument("--out", type=str, required=True, help="folder for the corpus")
     parser.option("workers", int, None, "number of processes; by default one per core")

@@ -1,10 +1,12 @@
 """Documents: each has a name and a size, and can be read again in another process."""
 
 import codecs
+import gzip
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from stateline.errors import InputError
@@ -85,10 +87,21 @@ class LineDocument(Document):
 
     def read(self, start: int, stop: int) -> bytes:
         """Bytes of the field of the line."""
+        text = field_of_line(self._line(), self.key, f"{self.path}, line {self.line},")
+        return text[start:stop]
+
+    def _line(self) -> bytes:
+        if self.path.endswith(".gz"):
+            packed = last_packed(self.path)
+            packed.seek(self.offset)
+            return packed.readline()
         with open(self.path, "rb") as file:
             file.seek(self.offset)
-            text = field_of_line(file.readline(), self.key, f"{self.path}, line {self.line},")
-        return text[start:stop]
+            return file.readline()
+
+
+last_packed = lru_cache(maxsize=1)(gzip.open)
+"""The packed file that was read last; it stays open, since a seek reads all that lies between."""
 
 
 def field_of_line(line: bytes, key: str, place: str) -> bytes:

@@ -34,7 +34,7 @@ class CorpusSettings:
         newlines: "unify" turns CR LF into LF and drops byte order marks, "keep" leaves them. The
             choice is recorded.
         shard_tokens: Approximate number of tokens in a shard; documents are not divided.
-        text_key: Name of the field with the text, for JSON lines and saved data sets.
+        text_key: Name of the field with the text, for JSON lines, Parquet and saved data sets.
         split_name: Which data set to read if several were saved together.
         end_of_text: Add the tokenizer's end-of-text token after every document.
         parts: Instead of ``held_out``, for a single document: the bytes of its training, held-out

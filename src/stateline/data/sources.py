@@ -1,16 +1,28 @@
 """Documents of the sources: files, folders, JSON lines, saved data sets."""
 
 import codecs
+import gzip
 import hashlib
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stateline.data.documents import Document, FileDocument, LineDocument, field_of_line
+from stateline.data.documents import (
+    Document,
+    FileDocument,
+    LineDocument,
+    field_of_line,
+    last_packed,
+)
 from stateline.data.folder import is_text, list_folder
+from stateline.data.parquet_rows import parquet_rows
 from stateline.data.saved_dataset import is_saved_dataset, rows, split_folder
 from stateline.errors import InputError
 from stateline.files import regular_file, sha256, user_path
+
+_ROWS = (".jsonl", ".jsonl.gz", ".parquet")
+"""Ends of names of files with a document in each row."""
 
 _PACKED = (".bz2", ".gz", ".parquet", ".xz", ".zip", ".zst")
 """Ends of names of files whose bytes are not those of their text."""
@@ -26,7 +38,8 @@ class Sources(NamedTuple):
 def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sources:
     """Find all documents, and read each file once for its hash.
 
-    A document is a file, a line of a file ``*.jsonl``, or a row of a saved data set. Hidden, empty
+    A document is a file, a line of a file ``*.jsonl`` or ``*.jsonl.gz``, or a row of a file
+    ``*.parquet`` or of a saved data set. Hidden, empty
     and binary files (a zero byte in the first kilobyte) of a folder are skipped, as are empty lines
     and rows. A file with nothing but a byte order mark is empty. The text of a row is in the field
     ``text_key``.
@@ -49,10 +62,11 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
                 if found:
                     documents += found
                     files[path] = (name, sha256(path) if path.is_file() else _folder_hash(path))
-        except OSError as error:
+        except (OSError, EOFError, zlib.error) as error:  # the last two: a damaged packed file
+            place = getattr(error, "filename", None) or source
+            reason = getattr(error, "strerror", None) or error
             raise InputError(
-                f"cannot read the source {str(error.filename or source)!r}: "
-                f"{error.strerror or error}; correct it, or make it readable"
+                f"cannot read the source {str(place)!r}: {reason}; correct it, or make it readable"
             ) from error
         if len(documents) == before:
             raise InputError(f"found no text in {source}: give a path to a file or folder of text")
@@ -60,7 +74,7 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
 
 
 def _check_unpacked(file: Path) -> None:
-    if file.suffix in _PACKED:
+    if file.suffix in _PACKED and not file.name.endswith(_ROWS):
         raise InputError(
             f"the source {file} is packed, so its bytes are no text: unpack it first, or write it "
             "with Dataset.save_to_disk of the package datasets"
@@ -85,21 +99,23 @@ def _is_used(path: Path, source: Path) -> bool:
         return True
     with path.open("rb") as file:
         beginning = file.read(1024).removeprefix(codecs.BOM_UTF8)
-    return bool(beginning) if path == source else is_text(beginning)
+    return bool(beginning) if path == source or path.name.endswith(_ROWS) else is_text(beginning)
 
 
 def _documents(path: Path, name: str, text_key: str) -> Iterator[Document]:
     if path.is_dir():
         yield from (row for row in rows(path, name, text_key) if row.size)
-    elif path.suffix == ".jsonl":
-        yield from (line for line in _lines(path, name, text_key) if line.size)
+    elif path.name.endswith(_ROWS):
+        read = parquet_rows if path.suffix == ".parquet" else _lines
+        yield from (row for row in read(path, name, text_key) if row.size)
     else:
         yield FileDocument(name=name, path=str(path), size=path.stat().st_size)
 
 
 def _lines(path: Path, name: str, text_key: str) -> Iterator[LineDocument]:
     offset = 0
-    with path.open("rb") as file:
+    last_packed.cache_clear()  # the file may have changed since
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 size = len(field_of_line(line, text_key, f"{path}, line {number},"))

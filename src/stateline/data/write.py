@@ -66,7 +66,8 @@ def write_corpus(
     call with the same sources and settings has written are kept.
 
     Args:
-        sources: Files, folders, ``*.jsonl``, folders of ``Dataset.save_to_disk``.
+        sources: Files, folders, rows (``*.jsonl``, ``*.jsonl.gz``, ``*.parquet``), folders of
+            ``Dataset.save_to_disk``.
         folder: Folder for the corpus.
         settings: How it is made; by default with bytes as tokens.
         workers: Number of processes; by default one per core.
