@@ -203,6 +203,24 @@ def test_info_tells_parameters_operations_and_state(capsys: pytest.CaptureFixtur
     assert attention.split()[2:] == ["1,040", "136", "B", "8", "MiB"]
 
 
+def test_info_and_capacity_show_the_model_of_a_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(
+        "pattern: h3 attention\ntask: tokens(path=nowhere)\n"
+        "model: {d_model: 16, layers: {h3: {d_state: 4}}}\n"
+    )
+    layers = {"h3": {"d_state": 4}}
+    wanted = count_parameters(ModelConfig("h3 attention", 50, 16, layers=layers))
+    shown = said(capsys, "info", str(recipe), "--vocab_size", "50")
+    assert f"{wanted:,}" in shown
+    whole = said(capsys, "capacity", str(recipe))
+    assert whole == said(capsys, "capacity", "h3(d_state=4) attention", "--d_model", "16").replace(
+        "h3(d_state=4) attention", "h3 attention"
+    )
+
+
 def test_info_knows_published_models(capsys: pytest.CaptureFixture[str]) -> None:
     shown = said(capsys, "info", "mamba-130m")
     assert "mamba*24  d_model 768, vocabulary 50280" in shown

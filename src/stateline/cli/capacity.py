@@ -1,7 +1,7 @@
 """Show how much a state can hold: its bits, the strings it could copy, the bits a model needs.
 
-MODEL is a pattern, a preset, or the folder of a trained run. The state of a trained run is rounded
-to fewer and fewer bits (or noise is added) to measure how many it needs.
+MODEL is a pattern, a preset, a recipe, or the folder of a trained run. The state of a trained run
+is rounded to fewer and fewer bits (or noise is added) to measure how many it needs.
 """
 
 import math
@@ -31,7 +31,8 @@ LENGTHS = (16, 64, 256, 1024, 4096, 16384, 65536)
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.argument("model", "layers, as in h3*2, a preset, or the folder of a trained run")
+    about = "layers, as in h3*2, a preset, a recipe, or the folder of a trained run"
+    parser.argument("model", about)
     option = parser.option
     option("n_letters", int, 26, "size of the alphabet of the strings")
     option("task", str, None, "task to measure a run on; default its own")
@@ -73,7 +74,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
 
 def _untrained(given: Namespace, arguments: Sequence[str], parser: Parser) -> "LanguageModel":
-    """The model of a pattern, without weights.
+    """The model of a pattern, a preset or a recipe, without weights.
 
     Raises:
         InputError: If options for a run were given, or MODEL looks like a missing folder.

@@ -1,7 +1,7 @@
 """Show what architectures cost before they are built: parameters, operations, state by length.
 
-PATTERNS are patterns, names of presets (published models), or folders with a model, whose settings
-the options override.
+PATTERNS are patterns, names of presets (published models), recipes of stateline train (YAML files),
+or folders with a model, whose settings the options override.
 """
 
 import json
@@ -15,6 +15,7 @@ from jsonargparse import Namespace
 from stateline.cli.console import plain_table
 from stateline.cli.options import StateDType, add_device_and_dtype, place
 from stateline.cli.parser import Parser
+from stateline.cli.recipe import SUFFIXES
 from stateline.devices import resolve_dtype
 from stateline.models.config import ModelConfig
 from stateline.reports.format import short_bytes, short_number
@@ -35,9 +36,9 @@ Row = Mapping[str, Any]
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    about = 'layers, for example "(h3*3 attention)*4", presets: h3-125m, or folders'
+    about = 'layers, for example "(h3*3 attention)*4", presets: h3-125m, recipes or folders'
     parser.argument("patterns", about, nargs="+")
-    parser.option("vocab_size", int, None, "number of tokens; 256 for a pattern")
+    parser.option("vocab_size", int, None, "number of tokens; 256 for a pattern or a recipe")
     parser.option("lengths", list[int], LENGTHS, "tokens at which costs are shown")
     parser.switch("json", "print JSON: a list with an object per pattern")
     add_device_and_dtype(parser)
@@ -74,9 +75,18 @@ def given_settings(arguments: Sequence[str], parser: Parser) -> dict[str, Any]:
 
 
 def resolve(text: str, given: Mapping[str, Any]) -> ModelConfig:
-    """The configuration of a pattern, preset or folder; a pattern has 256 tokens by default."""
+    """The configuration of a pattern, preset, recipe or folder.
+
+    A pattern and a recipe, whose vocabulary is that of its task, have 256 tokens by default.
+    """
     from stateline.models.presets import configure, find_preset
 
+    if text.endswith(SUFFIXES):
+        from stateline.compare.recipe import read_models, read_recipe
+
+        (model,) = read_models([read_recipe(text)[0]])
+        own = {name: value for name, value in model.model.items() if name != "pooling"}
+        return ModelConfig(**{"pattern": model.pattern, "vocab_size": 256, **own, **given})
     if os.path.isdir(text) or "/" in text.partition("(")[0]:
         from stateline.generate.runs import read_model_config
 
