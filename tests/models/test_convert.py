@@ -162,7 +162,7 @@ def test_half_precision_stays(tmp_path: Path) -> None:
 
 class TestWhatIsWrongIsNamed:
     def test_no_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="nowhere: No such file"):
+        with pytest.raises(InputError, match="nowhere: there is no such folder here"):
             load_pretrained(tmp_path / "nowhere")
 
     def test_no_weights(self, tmp_path: Path) -> None:

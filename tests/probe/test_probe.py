@@ -101,8 +101,10 @@ def plan(*tasks: str, lengths: Sequence[int] = (5,), settings: Settings = TINY) 
 
 @pytest.fixture(autouse=True)
 def a_model_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The oracle has no files."""
+    """The folders of the oracles are empty."""
     monkeypatch.chdir(tmp_path)
+    for name in ("oracle", "a", "b", "first", "second"):
+        Path(name).mkdir()
 
 
 def test_a_phone_book_holds_the_number_that_is_asked_for(sources: Path) -> None:
