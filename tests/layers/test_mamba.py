@@ -157,6 +157,16 @@ def test_decays_are_not_decayed(kind: type[Mamba | Mamba2 | GatedDeltaNet]) -> N
     assert any(parameter is layer.a_log for parameter in groups["no_decay"])
 
 
+@pytest.mark.parametrize("kind", [Mamba, Mamba2])
+def test_skip_connections_are_not_decayed_even_where_vectors_are(
+    kind: type[Mamba | Mamba2],
+) -> None:
+    """As in the official code, whose D has no weight decay."""
+    layer, config = kind(WIDTH), TrainConfig(decay_vectors=True)
+    groups = {group["name"]: group["params"] for group in parameter_groups(layer, config)}
+    assert any(parameter is layer.skip for parameter in groups["no_decay"])
+
+
 def test_the_default_head_divides_every_width() -> None:
     assert [Mamba2(width).d_head for width in (8, 64, 100, 148, 768)] == [16, 64, 50, 37, 64]
 

@@ -56,7 +56,7 @@ class AFT(SequenceLayer[AFTState]):
     float32 under a cast to half precision.
 
     Here w itself is learned, and begins at zero. The paper normalises it over the distances, with a
-    learned gain and bias that also begin at zero (recalled, not read again).
+    learned gain and bias that also begin at zero.
 
     Args:
         d_model: Width of input and output.

@@ -102,15 +102,16 @@ class BlockRecurrentSettings(TokenSettings):
 class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
     r"""Sliding attention plus attention to recurrent state vectors, updated once per block.
 
-    Let R be the state vectors before block n. The tokens of the block give
+    Let R be the state vectors before block n, and :math:`\hat R = \mathrm{norm}(R) + E` with a
+    learned vector of E for each. The tokens of the block give
 
-    .. math:: y_i = \mathrm{sliding}(x)_i + W_o\,\mathrm{attend}(q'_i, R)
+    .. math:: y_i = \mathrm{sliding}(x)_i + W_o\,\mathrm{attend}(q'_i, \hat R)
 
     and at its end the state vectors attend to each other and to the tokens of this block and of the
     one before:
 
     .. math::
-        Z = [\,\mathrm{attend}(Q, R),\ \mathrm{attend}(Q', x_{n-1}, x_n)\,], \qquad
+        Z = [\,\mathrm{attend}(Q, \hat R),\ \mathrm{attend}(Q', x_{n-1}, x_n)\,], \qquad
         R \leftarrow \mathrm{gate}(R, W Z)
 
     Everything that concerns tokens alone, and what tokens read, is computed for all blocks at once;

@@ -101,6 +101,8 @@ class BlockState(SequenceLayer[BlockStateState]):
         \mathrm{softmax}_s(\lambda\, q_i \cdot k_s)\, v_s \right]_h, \qquad
         k, v = W_{kv}\,\mathrm{norm}(c)
 
+    where :math:`\lambda` is the learned scale of ``qk_norm``, or :math:`1 / \sqrt d` without it.
+
     The state space model reads the whole sequence at a fraction of the width. Which of its outputs
     a token sees depends on the token's block of ``window`` tokens:
 

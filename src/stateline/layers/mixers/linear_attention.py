@@ -148,7 +148,7 @@ class LinearAttention(MatrixAttention):
 
     .. math::
         S_t = S_{t-1} + \phi(k_t) v_t^\top, \quad z_t = z_{t-1} + \phi(k_t), \qquad
-        y_t = W_o \left[ \frac{S_t^\top \phi(q_t)}{z_t \cdot \phi(q_t)} \right]_h
+        y_t = W_o \left[ \frac{S_t^\top \phi(q_t)}{z_t \cdot \phi(q_t) + 10^{-6}} \right]_h
 
     The state has a constant size; the sum never forgets. The output does not depend on the order of
     earlier tokens. The state stays float32 under a cast to half precision.

@@ -66,7 +66,7 @@ class Mamba(ConvolvedRecurrence):
 
     wants_feed_forward = False
     ops = selective_scan, selective_scan_step, selective_scan_step_
-    optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay"}
+    optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(("a_log", "skip"), "no_decay")
 
     def __init__(  # noqa: PLR0913
         self,
