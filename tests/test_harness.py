@@ -25,7 +25,7 @@ slow = pytest.mark.slow  # importing lm-eval takes seconds
 pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.filterwarnings("default")]
 
 ENTITIES = {
-    "text": "Ann met Bob in Rome.",
+    "text": "Ann met Bob in Rome.\n@highlight\nAnn left.",
     "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}],
 }
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
@@ -40,7 +40,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     ],
     "COPA": [
         {
-            "premise": "The man fell.",
+            "premise": "The man fell. ",
             "choice1": "He slipped.",
             "choice2": "He sang.",
             "question": "cause",

@@ -58,10 +58,15 @@ def asked(*right: int, group: str = "") -> list[Question]:
             ["no", "yes"],
             [1, 0],
         ),
-        ("record", "Ann met Bob in Rome.\n", ["Ann was met by Ann", "Bob was met by Ann"], [1]),
+        (
+            "record",
+            "Ann met Bob in Rome.\n-\nAnn left.\n",
+            ["Ann was met by Ann", "Bob was met by Ann"],
+            [1],
+        ),
         (
             "record_gen",
-            "Ann met Bob in Rome.\n@placeholder was met by Ann\n"
+            "Ann met Bob in Rome.\n-\nAnn left.\n@placeholder was met by Ann\n"
             "Question: What does @placeholder stand for?\nAnswer:",
             ["Ann", "Bob"],
             [1],
@@ -94,6 +99,11 @@ def test_the_rows_of_a_file_become_questions(
     assert [question.right for question in found] == [[number] for number in right]
 
 
+def test_copa_also_asks_for_effects() -> None:
+    (question,) = RANKED["copa"].questions(EXAMPLES["COPA"][0] | {"question": "effect"})
+    assert question.text == "The man fell therefore"
+
+
 def test_answers_are_written_after_a_space_and_ranked_inside_their_query(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_rows(tmp_path / "ReCoRD" / f"{split}.jsonl", EXAMPLES["ReCoRD"])
@@ -109,6 +119,8 @@ def test_the_f1_of_cb_is_the_mean_over_its_classes() -> None:
     chosen: list[int | None] = [0, 0, 1, 1, 0, None]
     found = score(MACRO_F1, asked(0, 0, 0, 1, 2, 1), chosen)
     assert found == pytest.approx((2 * 2 / (3 + 3) + 2 * 1 / (2 + 2) + 0) / 3)
+    # class 1 is chosen, but never right
+    assert score(MACRO_F1, asked(0, 0), [0, 1]) == pytest.approx((2 * 1 / (2 + 1) + 0) / 2)
 
 
 def test_multirc_is_scored_by_answers_and_by_whole_questions() -> None:
@@ -118,6 +130,8 @@ def test_multirc_is_scored_by_answers_and_by_whole_questions() -> None:
     assert score(QUESTION_MATCH, questions, chosen) == pytest.approx(1 / 3)
     assert score(ANSWER_F1, questions, [0] * 5) == 0
     assert score(QUESTION_MATCH, questions, [1, 0, 1, 1, None]) == pytest.approx(2 / 3)
+    assert score(QUESTION_MATCH, asked(1, 0, group="x"), [0, 0]) == 0
+    assert score(ANSWER_F1, asked(0), [0]) == 0  # no answer is right or chosen
 
 
 def test_record_compares_the_words_of_names() -> None:
@@ -126,6 +140,25 @@ def test_record_compares_the_words_of_names() -> None:
     assert score(NAME_F1, [question] * 3, [0, 1, 2]) == pytest.approx((1 + 2 / 3 + 0) / 3)
     assert score(NAME_F1, [both] * 2, [2, None]) == pytest.approx(1 / 2)
     assert score(NAME_MATCH, [both] * 3, [2, 1, None]) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("right", "chosen", "f1", "same"),
+    [
+        ("U.S. Bank", "the us bank", 1, 1),
+        ("New York, New York", "New York", 2 * 2 / (4 + 2), 0),
+        ("New York, New York", "york new york new", 1, 0),
+        ("O", "Theo", 0, 0),  # no article within a word
+        ("The The", None, 0, 0),  # a name of articles alone
+    ],
+)
+def test_names_are_compared_without_case_punctuation_and_articles(
+    right: str, chosen: str | None, f1: float, same: float
+) -> None:
+    question = Question("", [], [0], names=[right, chosen or ""])
+    number = None if chosen is None else 1
+    assert score(NAME_F1, [question], [number]) == pytest.approx(f1)
+    assert score(NAME_MATCH, [question], [number]) == same
 
 
 @pytest.mark.parametrize(
