@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stateline.cli import main
-from stateline.data import ByteTokenizer
+from stateline.data import ByteTokenizer, CharacterTokenizer
 from stateline.errors import InputError
 from stateline.evaluate.harness import LOCAL_TASKS, Metric, run_suite, tasks
 from stateline.generate import generate
@@ -134,7 +134,7 @@ def log_likelihood(model: LanguageModel, context: str, continuation: str) -> flo
 def lm(model: LanguageModel, **settings: Any) -> Any:
     from stateline.evaluate.harness.model import StatelineLM
 
-    return StatelineLM(model, ByteTokenizer(), **settings)
+    return StatelineLM(model, **{"tokenizer": ByteTokenizer(), **settings})
 
 
 def asked(*arguments: Any) -> Any:
@@ -230,9 +230,35 @@ def test_texts_are_written_up_to_the_stop_string(model: LanguageModel, batch_siz
         tokens = generate(model, torch.tensor([encoded(context)]), 12)[0].tolist()
         free[context] = bytes(tokens).decode(errors="replace")
     stop = free["It is"][5]
-    requests = [asked(c, {"until": [stop], "max_gen_toks": 12}) for c in contexts]
+    requests = [asked(c, {"until": ["", stop], "max_gen_toks": 12}) for c in contexts]
     found = lm(model, batch_size=batch_size).generate_until(requests)
     assert found == [free[context].partition(stop)[0] for context in contexts]
+
+
+class Ending(ByteTokenizer):
+    """Has a token that ends a text."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+    @property
+    def end_of_text(self) -> int:
+        return self.end
+
+
+@slow
+def test_a_text_may_begin_with_nothing_and_ends_at_the_token_that_ends_texts(
+    model: LanguageModel,
+) -> None:
+    settings = {"until": [], "max_gen_toks": 12}
+    after_newline, tokens = (
+        generate(model, torch.tensor([encoded(context)]), 12)[0].tolist() for context in "\nA"
+    )
+    (text,) = lm(model).generate_until([asked("", settings)])
+    assert text == bytes(after_newline).decode(errors="replace")
+    place = next(n for n in range(1, 12) if tokens[n] not in tokens[:n])
+    (text,) = lm(model, tokenizer=Ending(tokens[place])).generate_until([asked("A", settings)])
+    assert text == bytes(tokens[:place]).decode(errors="replace")
 
 
 @slow
@@ -280,8 +306,8 @@ def test_an_untrained_model_is_at_chance(model: LanguageModel, tmp_path: Path) -
     ]
     for split in ("train", "val"):
         write_rows(tmp_path / "BoolQ" / f"{split}.jsonl", rows)
-    (found,) = run_suite(model, ByteTokenizer(), ["boolq"], data=tmp_path)
-    assert found.examples == 200
+    (found,) = run_suite(model, ByteTokenizer(), ["boolq"], data=tmp_path, limit=190)
+    assert found.examples == 190
     assert found.stderr is not None
     assert abs(found.value - 0.5) < 4 * max(found.stderr, 0.035)
 
@@ -352,6 +378,10 @@ def test_lm_eval_makes_the_registered_model_from_a_folder(
     for given in ((), (model,), (None, ByteTokenizer())):
         with pytest.raises(InputError, match="needs a model and a tokenizer"):
             type(made)(*given)
+    letters = folder.parent / "letters.json"
+    CharacterTokenizer("abc").save(letters)
+    read = get_model("stateline").create_from_arg_string(f"path={folder},tokenizer={letters}")
+    assert read.tok_encode("ca") == [2, 0]
 
 
 @slow
@@ -386,6 +416,8 @@ def test_tasks_of_the_user_are_run(
     options = ["--tasks", "mine", "--tasks_path", str(tmp_path / "mine")]
     assert main(["evaluate", str(folder), *options]) == 0
     assert "mine" in capsys.readouterr().out
+    assert main(["evaluate", str(folder), "--tasks", "mien", *options[2:]]) == 2
+    assert "did you mean 'mine'" in capsys.readouterr().err
 
 
 @slow
@@ -440,7 +472,8 @@ def put(path: Path, **fields: object) -> None:
         ("cb", lambda f: (f / "CB" / "val.jsonl").write_text("no\n"), "line 1 of .* is not JSON"),
         ("rte", lambda f: (f / "RTE" / "train.jsonl").write_text(""), "holds no example"),
         ("bolq", lambda _: None, "did you mean 'boolq'"),
-        ("boolq", lambda f: put(f / "BoolQ" / "val.jsonl", label=7), r"answer \[7\] of 2"),
+        ("boolq", lambda f: put(f / "BoolQ" / "val.jsonl", label=2), r"answer \[2\] of 2"),
+        ("boolq", lambda f: put(f / "BoolQ" / "val.jsonl", label=-1), r"answer \[-1\] of 2"),
         ("copa", lambda f: (f / "COPA" / "val.jsonl").write_bytes(b"\xff"), "not UTF-8 text"),
     ],
 )
@@ -453,6 +486,21 @@ def test_data_that_cannot_be_used_is_one_line(
     change(tmp_path)
     with pytest.raises(InputError, match=message):
         tasks.task_settings(name, tmp_path, ByteTokenizer())
+
+
+def test_of_equally_likely_answers_the_first_is_taken(data: Path) -> None:
+    settings = tasks.task_settings("boolq", data, ByteTokenizer())
+    for right, accuracy in ((0, 1.0), (1, 0.0)):
+        row = {"choices": ["no", "yes"], "right": [right]}
+        assert settings["process_results"](row, [(-1.0, False)] * 2) == {"acc": accuracy}
+
+
+def test_an_article_is_divided_by_its_words_and_by_its_bytes(data: Path) -> None:
+    settings = tasks.task_settings("wikitext", data, ByteTokenizer())
+    found = settings["process_results"]({"page": " \n ein Übel \n"}, [-3.0])
+    # as lm-evaluation-harness counts: also the empty words before and after the text
+    assert found["word_perplexity"] == (-3.0, 4)
+    assert found["byte_perplexity"] == found["bits_per_byte"] == (-3.0, 14)
 
 
 def test_a_task_without_data_says_what_it_needs() -> None:
