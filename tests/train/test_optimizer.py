@@ -170,6 +170,9 @@ def test_a_cosine_that_ends_before_the_run_stays_at_a_tenth() -> None:
     for step in range(60):
         assert learning_rate_share(config, step) == learning_rate_share(whole, step)
     assert [learning_rate_share(config, step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
+    only_warm_up = TrainConfig(steps=100, warmup_steps=20, schedule_steps=20)
+    found = [learning_rate_share(only_warm_up, step) for step in (19, 20)]
+    assert found == pytest.approx([1, 0.1])
 
 
 @pytest.mark.parametrize(
@@ -258,6 +261,10 @@ def test_muon_updates_the_linear_maps_of_blocks_and_nothing_else(model: Language
     assert "embedding.weight" not in found
     peaks = {name: group["peak"] for name, group in groups.items()}
     assert peaks == {"decay": 1e-2, "matrices": 3e-2, "no_decay": 1e-2, "ssm": 1e-3}
+    assert {name for name, group in groups.items() if group["weight_decay"]} == {
+        "decay",
+        "matrices",
+    }
     with pytest.raises(InputError, match="muon_lr is for optimizer=muon, got optimizer=adamw"):
         TrainConfig(muon_lr=0.1)
 
@@ -277,6 +284,25 @@ def test_muon_moves_matrices_by_the_polar_factor_of_the_momentum() -> None:
     sizes = torch.linalg.svdvals(linear.weight.detach()) / (0.2 * 32**0.5)
     assert sizes.min() > 0.3  # of Newton and Schulz, whose five steps end between 0.5 and 1.5
     assert sizes.max() < 1.6
+
+
+def test_muon_leaves_matrices_without_a_gradient_as_they_are() -> None:
+    used, unused = (nn.Parameter(torch.ones(4, 4)) for _ in range(2))
+    optimizer = Muon([used, unused], lr=0.1)
+    used.grad = torch.ones(4, 4)
+    optimizer.step()
+    assert unused.equal(torch.ones(4, 4))
+    assert not used.equal(unused)
+
+
+def test_muon_of_a_model_without_hidden_matrices_is_adamw() -> None:
+    plain, other = (nn.Linear(4, 4) for _ in range(2))
+    other.load_state_dict(plain.state_dict())
+    for layer, kind in ((plain, "adamw"), (other, "muon")):
+        optimizer = make_optimizer(layer, TrainConfig(optimizer=kind))
+        layer(torch.ones(4)).sum().backward()
+        optimizer.step()
+    assert other.weight.equal(plain.weight)
 
 
 def test_muon_keeps_nothing_of_a_step_but_the_momentum() -> None:
