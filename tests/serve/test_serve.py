@@ -38,7 +38,7 @@ from stateline.serve import Limits, Row, make_app
 from stateline.serve.app import Stream, Ticket, _encoded
 from stateline.serve.engine import BusyError, Engine, LogProbs, Piece, StoppedError
 from stateline.serve.metrics import Metrics
-from stateline.serve.replies import CompletionAnswer
+from stateline.serve.replies import CompletionAnswer, ResponseAnswer
 from stateline.serve.requests import CompletionRequest, ResponseRequest, decode
 from tests.serve.running import Client, app_of, opinionated, running
 
@@ -208,7 +208,8 @@ def test_a_stream_is_the_whole_answer(client: Client) -> None:
     *chunks, last = events(body)
     choices = [chunk["choices"][0] for chunk in chunks]
     assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
-    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    *reasons, reason = [choice["finish_reason"] for choice in choices]
+    assert (set(reasons), reason) == ({None}, "length")
     for name in ("tokens", "token_logprobs", "text_offset"):
         found = [value for choice in choices for value in choice["logprobs"][name]]
         assert found == whole["choices"][0]["logprobs"][name]
@@ -291,6 +292,13 @@ def test_a_streamed_response_is_the_whole_one(client: Client) -> None:
     assert cached == [len("stream me") + 12] * 2
 
 
+def test_a_piece_without_text_is_no_event_of_a_response() -> None:
+    answer = ResponseAnswer("tiny", ResponseRequest(model="tiny", input="a"))
+    assert answer.add([Piece()]) == []
+    ((name, event),) = answer.add([Piece("b")])
+    assert (name, event["delta"]) == ("response.output_text.delta", "b")
+
+
 def test_models_and_metrics_are_shown(client: Client) -> None:
     names = ("prompt_tokens_total", "reused_tokens_total", "new_tokens_total")
     before = list(map(client.metric, names))
@@ -328,6 +336,8 @@ GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "te
         ({"stop": ""}, r"\$\.stop"),
         ({"n": 2}, r"`int` <= 1 - at `\$\.n`"),
         ({"logit_bias": {"3": 1}}, r"\$\.logit_bias"),
+        ({"presence_penalty": 1}, r"\$\.presence_penalty"),
+        ({"frequency_penalty": -1}, r"\$\.frequency_penalty"),
         ({"echo": True}, "echo is not offered"),
         ({"nonsense": 1}, "nonsense"),
         ({"seed": -1}, r"\$\.seed"),
@@ -688,6 +698,13 @@ class _OfWords(Decoder):
 
     def finish(self) -> str:
         return ""
+
+
+def test_text_offsets_count_a_space_after_the_prompt() -> None:
+    answer = CompletionAnswer("tiny", OfWords(), log_probs=True, usage=False, after=b"a")
+    for token in b" bc":
+        answer.add([Piece(log_probs=(LogProbs(token, 0.0, ()),))])
+    assert answer.whole()["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2]
 
 
 def test_an_empty_turn_goes_on_within_the_text() -> None:
