@@ -3,12 +3,13 @@
 import contextlib
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from stateline.cli import main
 from stateline.errors import InputError
@@ -137,16 +138,35 @@ def test_tensors_of_another_precision_get_that_of_the_embedding(
         assert ours.bfloat16().equal(theirs.bfloat16())
 
 
+def test_tensors_that_are_joined_keep_the_higher_precision(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    tensors = {n: t.bfloat16() if "q_proj" in n else t for n, t in Weights(tmp_path).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = load_pretrained(tmp_path).state_dict()
+    wide = {name: tensor.float() for name, tensor in tensors.items()}
+    save_file(wide, tmp_path / "model.safetensors")
+    for name, tensor in load_pretrained(tmp_path).state_dict().items():
+        assert found[name].equal(tensor), name
+
+
 @torch.no_grad()
 def test_large_models_are_written_in_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     official = saved("qwen3", tmp_path / "hf")
-    monkeypatch.setattr(table, "SHARD_BYTES", 20_000)
+    limit = 7_000  # less than the embedding, which comes first
+    monkeypatch.setattr(table, "SHARD_BYTES", limit)
     write_pretrained(load_pretrained(tmp_path / "hf"), tmp_path / "back", "qwen3")
     files = sorted(path.name for path in (tmp_path / "back").glob("*.safetensors"))
     assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
-    assert len(files) > 3
+    held = [load_file(tmp_path / "back" / name) for name in files]
+    sizes = [sum(tensor.nbytes for tensor in tensors.values()) for tensors in held]
+    assert sizes[0] > limit
+    for tensors, size in zip(held, sizes, strict=True):
+        assert len(tensors) == 1 or 0 < size <= limit
+    assert all(one + following > limit for one, following in pairwise(sizes))
+    index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": sum(sizes)}
     assert_same_tensors(tmp_path / "back", tmp_path / "hf")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
     assert again(tokens()).logits.equal(official(tokens()).logits)
@@ -346,6 +366,10 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
         (
             {"model.layers.0.self_attn.k_proj.weight": torch.ones(8, 32)},
             "'model.layers.0.self_attn.k_proj.weight' wants 16 rows, got 8",
+        ),
+        (
+            {"model.layers.0.self_attn.k_proj.weight": torch.ones(0, 32)},
+            "'model.layers.0.self_attn.k_proj.weight' wants 16 rows, got 0",
         ),
         ({"model.norm.weight": torch.ones(5)}, "wants the shape .32,., got .5,."),
     ]:
