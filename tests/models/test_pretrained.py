@@ -152,6 +152,20 @@ def test_every_format_that_can_be_written_refuses_another_family(tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_exists_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(InputError, match="exists: choose another folder, or remove it"):
+        write_pretrained(new_model(), tmp_path)
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_a_tokenizer_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "beside" / "tokenizer.json").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        write_pretrained(new_model(), tmp_path / "out", tokenizer_from=tmp_path / "beside")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_tensor_without_an_official_place_is_refused(tmp_path: Path, vectors: Path) -> None:
     found = load_pretrained(vectors / "repeat" / "mamba_ssm")
     tensors = {**found.state_dict(), "other": torch.ones(1)}
@@ -165,6 +179,10 @@ def test_an_unknown_format_is_named(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=r"of no known format \(rwkv\): known are h3, mamba,"):
         load_pretrained(tmp_path)
+    with pytest.raises(
+        InputError, match=r"the model in a state dict is of no known .*\(a, b, c\):"
+    ):
+        load_pretrained({name: torch.ones(2) for name in "abcd"})
     with pytest.raises(InputError, match="no weights in"):
         load_pretrained(tmp_path / "..")
     with pytest.raises(InputError, match=r"no model in .*/nowhere: there is no such folder"):
