@@ -79,6 +79,12 @@ class TestFormsOfAFolder:
         torch.save(official(), path, _use_new_zipfile_serialization=zipped)
         assert torch.equal(logits(load_pretrained(tmp_path)), wanted)
 
+    def test_beside_another_file_of_tensors(self, tmp_path: Path, wanted: Tensor) -> None:
+        (published(tmp_path) / "model.safetensors").unlink()
+        torch.save(official(), tmp_path / "pytorch_model.bin")
+        torch.save({"moment": torch.ones(2)}, tmp_path / "optimizer.pt")
+        assert torch.equal(logits(load_pretrained(tmp_path)), wanted)
+
     @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
     def test_in_several_files(self, tmp_path: Path, wanted: Tensor, name: str) -> None:
         (published(tmp_path) / "model.safetensors").unlink()
@@ -150,6 +156,14 @@ def test_queries_keys_and_values_lie_head_by_head() -> None:
     assert torch.equal(ours[20:], weight[20:])  # values of head 1
 
 
+@torch.no_grad()
+def test_a_model_shares_no_memory_with_the_tensors_that_it_is_made_from() -> None:
+    tensors = official()
+    for parameter in load_pretrained(tensors, settings=SIZES).parameters():
+        parameter.zero_()
+    assert all(tensors[name].equal(tensor) for name, tensor in official().items())
+
+
 def test_a_published_model_is_in_evaluation_mode(tmp_path: Path) -> None:
     assert not load_pretrained(published(tmp_path)).training
 
@@ -167,8 +181,11 @@ class TestWhatIsWrongIsNamed:
 
     def test_no_weights(self, tmp_path: Path) -> None:
         (published(tmp_path) / "model.safetensors").unlink()
-        with pytest.raises(InputError, match=r"it must hold model.safetensors or pytorch_model"):
-            load_pretrained(tmp_path)
+        for names in ((), ("one.pt", "two.pt")):  # of two, either may be meant
+            for name in names:
+                torch.save(official(), tmp_path / name)
+            with pytest.raises(InputError, match=r"must hold model.safetensors or pytorch_model"):
+                load_pretrained(tmp_path)
 
     @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
     def test_damaged_weights(self, tmp_path: Path, name: str) -> None:
