@@ -119,6 +119,18 @@ def test_batches_are_built_ahead_on_accelerators_only(
     assert batch_threads(text, monkeypatch, FAKE) == {False}
 
 
+def test_each_batch_is_built_once_and_none_beyond_the_end(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, given = list[int](), text.train_batch
+    monkeypatch.setattr(text, "train_batch", lambda n: (built.append(n), given(n))[1])
+    batches = Batches(text, config(steps=4, accumulate=2), FAKE)
+    for step in range(4):
+        batches.update(step)
+    batches.close()
+    assert built == list(range(8))
+
+
 def test_a_mistake_in_the_thread_ends_the_run(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
     given = text.train_batch
 

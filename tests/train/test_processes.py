@@ -23,6 +23,7 @@ from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Copying
+from stateline.train.batches import Batches
 from stateline.train.checkpoint import Save
 from stateline.train.config import TrainConfig
 from stateline.train.folder import found
@@ -108,6 +109,8 @@ def test_rows_that_cannot_be_shared_out_are_refused() -> None:
     message = "the rows of every batch must be a multiple of the 3 processes, got 4"
     with pytest.raises(InputError, match=message):
         Processes(rank=0, count=3).rows(4)
+    with pytest.raises(InputError, match=message):  # before the first update
+        Batches(Copying(batch_size=4), TrainConfig(), Processes(rank=0, count=3))
 
 
 def test_every_row_goes_to_one_process() -> None:
