@@ -262,9 +262,8 @@ def set_moments(
 ) -> None:
     """Restore an optimizer's moments of a parameter, each tensor on the device that it needs."""
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-    on_device = group.get("fused") or group.get("capturable")
     optimizer.state[parameter] = {
-        kind: moment.to(parameter.device) if kind != "step" or on_device else moment
+        kind: moment.to(parameter.device) if kind != "step" or group.get("fused") else moment
         for kind, moment in moments.items()
     }
 
