@@ -158,5 +158,5 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
         raise InputError(
             f"the request has a field or a value that this server does not take: {error}"
         ) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputError(f"the request cannot be read: {error}") from error
