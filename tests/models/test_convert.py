@@ -79,6 +79,10 @@ class TestFormsOfAFolder:
         torch.save(official(), path, _use_new_zipfile_serialization=zipped)
         assert torch.equal(logits(load_pretrained(tmp_path)), wanted)
 
+    def test_by_the_file_of_its_weights(self, tmp_path: Path, wanted: Tensor) -> None:
+        file = published(tmp_path) / "model.safetensors"
+        assert torch.equal(logits(load_pretrained(file)), wanted)
+
     def test_beside_another_file_of_tensors(self, tmp_path: Path, wanted: Tensor) -> None:
         (published(tmp_path) / "model.safetensors").unlink()
         torch.save(official(), tmp_path / "pytorch_model.bin")
