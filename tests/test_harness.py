@@ -259,6 +259,10 @@ def test_a_text_may_begin_with_nothing_and_ends_at_the_token_that_ends_texts(
     place = next(n for n in range(1, 12) if tokens[n] not in tokens[:n])
     (text,) = lm(model, tokenizer=Ending(tokens[place])).generate_until([asked("A", settings)])
     assert text == bytes(tokens[:place]).decode(errors="replace")
+    ended, not_empty = lm(model, tokenizer=Ending(tokens[0])).generate_until(
+        [asked("A", settings), asked("A", settings | {"min_new_tokens": 1})]
+    )
+    assert (ended, bool(not_empty)) == ("", True)
 
 
 @slow
