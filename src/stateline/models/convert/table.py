@@ -295,7 +295,7 @@ def _write_tensors(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
         if shard and size + tensor.nbytes > SHARD_BYTES:
             flush()
             size = 0
-        shard[name] = _owned(tensor)
+        shard[name] = tensor.cpu().contiguous()
         size, total = size + tensor.nbytes, total + tensor.nbytes
     flush()
     if len(shards) == 1:
@@ -308,9 +308,3 @@ def _write_tensors(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
         places |= dict.fromkeys(names, part)
     index = {"metadata": {"total_size": total}, "weight_map": places}
     write_text(path.with_name(f"{path.name}.index.json"), json.dumps(index, indent=2) + "\n")
-
-
-def _owned(tensor: Tensor) -> Tensor:
-    """On the CPU, contiguous, and alone in its memory."""
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
