@@ -52,6 +52,7 @@ def test_a_family_is_the_same_function_cut_anywhere_and_goes_back(
     model, x = found.model, tokens()
     wanted, limit = official(x).logits, LIMITS.get(found.format, 6e-6)
     assert_near(model(x), wanted, limit)
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
 
     start, pieces, state = 0, [], model.init_state(2)
     for length in (1, 7, 0, 9, 1, 2):
@@ -377,6 +378,13 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
         save_file(tensors, tmp_path / "model.safetensors")
         with pytest.raises(InputError, match=message):
             load_pretrained(tmp_path)
+
+
+def test_an_output_matrix_of_its_own_is_needed(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    found = read_pretrained(tmp_path)
+    assert found.model.head is not None
+    assert found.ignored == ()
 
 
 def test_an_untied_head_in_a_tied_model_is_refused(tmp_path: Path) -> None:
