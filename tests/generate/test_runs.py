@@ -109,6 +109,13 @@ def test_a_published_model_may_be_a_file_or_a_folder_without_a_configuration(
             torch.testing.assert_close(found(tokens), model(tokens))
 
 
+def test_a_folder_in_place_of_a_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt")
+    with pytest.raises(InputError, match=r"config\.json: it is a folder"):
+        load_run(tmp_path)
+
+
 def test_layers_that_grow_are_named(build: Build) -> None:
     assert growing_layers(build("h3 lstm s4d")) == []
     assert growing_layers(build("h3 attention ladder(attention) ladder(h3)")) == [

@@ -222,7 +222,7 @@ def is_published(folder: Path) -> bool:
         return False  # damaged: to be reported by whoever reads it
     if folder.is_file():
         return folder.suffix in (*CHECKPOINTS, ".bin", ".safetensors")
-    return not config.exists() and any(f.suffix in CHECKPOINTS for f in folder.glob("*"))
+    return any(f.suffix in CHECKPOINTS for f in folder.glob("*"))
 
 
 def published_config(folder: Path) -> ModelConfig:
