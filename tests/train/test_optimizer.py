@@ -235,6 +235,16 @@ def test_momentum_averages_the_changes_of_adafactor() -> None:
         assert_close(averaged.detach(), wanted)
 
 
+def test_momentum_begins_with_the_first_gradient() -> None:
+    weight = nn.Parameter(torch.ones(2, 3))
+    optimizer = AdafactorWithMomentum([{"params": [weight]}], lr=0.1, beta1=0.75)
+    optimizer.step()
+    assert weight.equal(torch.ones(2, 3))
+    weight.grad = torch.ones(2, 3)
+    optimizer.step()
+    assert not weight.equal(torch.ones(2, 3))
+
+
 def test_every_optimizer_of_the_table_can_be_chosen() -> None:
     assert get_args(TrainConfig.__annotations__["optimizer"]) == tuple(OPTIMIZERS)
 
