@@ -16,9 +16,10 @@ from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Copying, Text
 from stateline.train import update
-from stateline.train.batches import MicroBatch, positions_after
+from stateline.train.batches import Batches, MicroBatch, positions_after
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train
+from stateline.train.processes import Processes
 
 MIXED = "h3 attention(position=rope) lstm ladder(s4d, passes=2)"
 
@@ -136,6 +137,23 @@ def test_positions_of_packed_rows_count_from_the_last_start() -> None:
     fresh = torch.tensor([False, True, True, False])
     micro = MicroBatch(torch.zeros(4, 4), torch.zeros(4, 4), fresh, 0, starts)
     assert positions_after(torch.tensor([5, 5, 5, 5]), micro).tolist() == [9, 4, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["text", "packed"])
+def test_a_process_has_its_rows_of_every_part_of_a_batch(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    task, config = request.getfixturevalue(name), carried(segment_len=8)
+    whole, second = (
+        Batches(task, config, processes).update(1)
+        for processes in (Processes(), Processes(rank=1, count=2))
+    )
+    for everything, own in zip(whole, second, strict=True):
+        half = task.batch_size // 2
+        assert own.scored == half * 8
+        for part in ("tokens", "targets", "fresh", "starts"):
+            rows = getattr(everything, part)
+            assert rows is None or getattr(own, part).equal(rows[half:]), part
 
 
 def test_a_fresh_row_starts_anew_and_the_others_go_on(
