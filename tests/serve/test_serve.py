@@ -150,7 +150,18 @@ def test_log_probabilities_are_those_of_the_model(dtype: torch.dtype) -> None:
     for choice, n in ((one, 5), (none, 0)):
         found = torch.tensor(choice["logprobs"]["token_logprobs"])
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
-        assert all(len(top) <= n for top in choice["logprobs"]["top_logprobs"])
+        assert all(len(top) <= n + 1 for top in choice["logprobs"]["top_logprobs"])
+
+
+@pytest.mark.parametrize(("asked", "most"), [(0, 1), (2, 3)])
+def test_the_likeliest_tokens_are_told_with_the_chosen_one(
+    client: Client, asked: int, most: int
+) -> None:
+    given = {"logprobs": asked, "temperature": 5, "max_tokens": 50}
+    told = client.complete("all told", **given)["choices"][0]["logprobs"]
+    rows = list(zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True))
+    assert all(top[token] == log_prob for token, log_prob, top in rows)
+    assert max(len(top) for *_, top in rows) == most
 
 
 def test_more_log_probabilities_than_tokens_are_those_of_all_tokens() -> None:
@@ -181,7 +192,7 @@ def test_the_names_of_tokens_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -
     answer = CompletionAnswer("tiny", tokenizer, log_probs=True, usage=False)
     top = ((98, -1.0), (10, -2.0), (0, -3.0))
     answer.add([Piece(log_probs=(LogProbs(97, 0.0, top),))])
-    named = {"b": -1.0, "\n": -2.0, "<0>": -3.0}
+    named = {"a": 0.0, "b": -1.0, "\n": -2.0, "<0>": -3.0}
     assert answer.whole()["choices"][0]["logprobs"]["top_logprobs"] == [named]
     assert decoded.count(98) == 1
 

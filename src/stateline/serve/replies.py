@@ -109,7 +109,7 @@ class CompletionAnswer(Answer):
         return {
             "tokens": [self._name(one.token) for one in found],
             "token_logprobs": [one.log_prob for one in found],
-            "top_logprobs": [{self._name(token): p for token, p in one.top} for one in found],
+            "top_logprobs": [self._likely(one) for one in found],
             "text_offset": [self._offset(one.token) for one in found],
         }
 
@@ -118,6 +118,11 @@ class CompletionAnswer(Answer):
         before = self._decoded
         self._decoded += len(self._decoder.push(token))
         return max(before, self._decoded - len(self._tokenizer.decode([token])))
+
+    def _likely(self, one: LogProbs) -> dict[str, float]:
+        """Log-probabilities by name: of the token itself, and of the likeliest."""
+        likely = {one.token: one.log_prob} | dict(one.top)
+        return {self._name(token): log_prob for token, log_prob in likely.items()}
 
     def _name(self, token: int) -> str:
         """The text of a token, or its number if the text cannot be printed."""
