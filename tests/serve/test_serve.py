@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -195,6 +195,25 @@ def test_the_names_of_tokens_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -
     named = {"a": 0.0, "b": -1.0, "\n": -2.0, "<0>": -3.0}
     assert answer.whole()["choices"][0]["logprobs"]["top_logprobs"] == [named]
     assert decoded.count(98) == 1
+
+
+class Alike(ByteTokenizer):
+    """Several tokens have the same text, and bytes above 127 are shown as U+FFFD."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ord("a") if one in b"abc" else one for one in ids).decode(errors="replace")
+
+
+def test_tokens_of_the_same_text_are_told_apart() -> None:
+    answer = CompletionAnswer("tiny", Alike(), log_probs=True, usage=False)
+    top = ((97, -1.0), (98, -2.0), (99, -3.0), (200, -4.0), (201, -5.0))
+    answer.add([Piece(log_probs=(LogProbs(98, -2.0, top), LogProbs(200, -4.0, top)))])
+    told = answer.whole()["choices"][0]["logprobs"]
+    assert told["tokens"] == ["a", "<200>"]
+    assert told["top_logprobs"] == [
+        {"a": -2.0, "<97>": -1.0, "<99>": -3.0, "<200>": -4.0, "<201>": -5.0},
+        {"<200>": -4.0, "a": -1.0, "<98>": -2.0, "<99>": -3.0, "<201>": -5.0},
+    ]
 
 
 def events(body: bytes) -> list[dict[str, Any]]:

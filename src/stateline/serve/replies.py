@@ -120,14 +120,18 @@ class CompletionAnswer(Answer):
         return max(before, self._decoded - len(self._tokenizer.decode([token])))
 
     def _likely(self, one: LogProbs) -> dict[str, float]:
-        """Log-probabilities by name: of the token itself, and of the likeliest."""
-        likely = {one.token: one.log_prob} | dict(one.top)
-        return {self._name(token): log_prob for token, log_prob in likely.items()}
+        """Log-probabilities by name; of tokens with the same text, only the first has it."""
+        named: dict[str, float] = {}
+        for token, log_prob in ({one.token: one.log_prob} | dict(one.top)).items():
+            name = self._name(token)
+            named[_number(token) if name in named else name] = log_prob
+        return named
 
     def _name(self, token: int) -> str:
-        """The text of a token, or its number if the text cannot be printed."""
+        """The text of a token, or its number if the text cannot be printed or is no UTF-8."""
         text = self._tokenizer.decode([token])
-        return text if text.isprintable() or text.isspace() else f"<{token}>"
+        clear = (text.isprintable() or text.isspace()) and "\ufffd" not in text
+        return text if clear else _number(token)
 
 
 class ResponseAnswer(Answer):
@@ -222,6 +226,10 @@ def printable(text: str) -> str:
 
 def _choice(text: str, log_probs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
     return {"index": 0, "text": text, "logprobs": log_probs, "finish_reason": finish}
+
+
+def _number(token: int) -> str:
+    return f"<{token}>"
 
 
 def _part(text: str) -> dict[str, Any]:
