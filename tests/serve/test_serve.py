@@ -768,6 +768,12 @@ def test_a_text_ends_in_its_time() -> None:
         answer = client.complete("slow", max_tokens=4000)
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"]["completion_tokens"] < 4000
+        told = client.respond("slow", max_output_tokens=4000)
+        assert told["usage"]["output_tokens"] < 4000
+        assert (told["status"], told["incomplete_details"]) == (
+            "incomplete",
+            {"reason": "max_seconds"},
+        )
 
 
 def test_a_conversation_outlives_the_server(tmp_path: Path) -> None:

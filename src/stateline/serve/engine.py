@@ -97,7 +97,7 @@ class Piece:
         log_probs: Log-probabilities of these tokens, if they were asked for.
         reused: Tokens before the answer, earlier turns included, that a kept state covers.
         length: Tokens of the text so far, with the prompt.
-        finish: ``stop`` or ``length`` if this is the last piece.
+        finish: ``stop``, ``length`` or ``time`` if this is the last piece.
         key: Key of the state so far; in the last piece, the key under which it is kept.
         error: Why the text ended, if it was not finished.
     """
@@ -376,7 +376,9 @@ class Engine:
         text = active.text.push(token)
         if active.text.stopped:
             return "stop", text
-        return "length" if late or active.made == active.row.new_tokens else "", text
+        if active.made == active.row.new_tokens:
+            return "length", text
+        return "time" if late else "", text
 
     def _fail(self, error: Exception) -> list[tuple[Row, Piece]]:
         """End all rows, and those that wait, with an error."""

@@ -15,6 +15,9 @@ from stateline.serve.requests import ResponseRequest, response_id
 Event = tuple[str, dict[str, Any]]
 """A name, or none, and the data of a server-sent event."""
 
+_EARLY = {"length": "max_output_tokens", "time": "max_seconds"}
+"""Why a response is incomplete; OpenAI's servers do not have the second reason."""
+
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -83,15 +86,19 @@ class CompletionAnswer(Answer):
             logprobs = self._as_json([one for piece in pieces for one in piece.log_probs])
             for name, values in logprobs.items():
                 self._log_probs[name] += values
-        events = [("", self._with([_choice(new, logprobs, self.finish or None)]))]
+        events = [("", self._with([self._choice(new, logprobs)]))]
         if self._usage and self.done:
             events.append(("", self._with([]) | {"usage": self._numbers()}))
         return events
 
     def whole(self) -> dict[str, Any]:
         """The completion."""
-        choice = _choice(self.text, self._log_probs, self.finish)
+        choice = self._choice(self.text, self._log_probs)
         return self._with([choice]) | {"usage": self._numbers()}
+
+    def _choice(self, text: str, log_probs: dict[str, Any] | None) -> dict[str, Any]:
+        finish = "length" if self.finish == "time" else self.finish or None
+        return {"index": 0, "text": text, "logprobs": log_probs, "finish_reason": finish}
 
     def _with(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = {"id": self._id, "object": "text_completion", "created": self.created}
@@ -177,7 +184,7 @@ class ResponseAnswer(Answer):
 
     def _response(self, status: str) -> dict[str, Any]:
         given, ended = self._given, status != "in_progress"
-        early = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        early = {"reason": _EARLY[self.finish]} if status == "incomplete" else None
         prompt = self.length - self.tokens
         usage = {
             "input_tokens": prompt,
@@ -222,10 +229,6 @@ class ResponseAnswer(Answer):
 def printable(text: str) -> str:
     """The text, where bytes that are not UTF-8 are shown as U+FFFD."""
     return _SURROGATES.sub("\ufffd", text)
-
-
-def _choice(text: str, log_probs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
-    return {"index": 0, "text": text, "logprobs": log_probs, "finish_reason": finish}
 
 
 def _number(token: int) -> str:
