@@ -282,6 +282,17 @@ def test_a_response_says_what_was_asked_for_and_why_it_ended(client: Client) -> 
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] == 278
 
 
+def test_the_next_turn_follows_the_stop_string_that_ended_the_answer(client: Client) -> None:
+    tokens = continued(b"a turn that stops", 12)
+    place = next(n for n in range(3, 12) if tokens[n] < 128 and tokens[n] not in tokens[:n])
+    first = client.respond("a turn that stops", stop=chr(tokens[place]))
+    assert plain(first["output"][0]["content"][0]["text"]) == shown(tokens[:place])
+    told = client.respond("go on", previous_response_id=first["id"])
+    text = b"a turn that stops" + bytes(tokens[: place + 1]) + b"go on"
+    assert plain(told["output"][0]["content"][0]["text"]) == shown(continued(text, 12))
+    assert told["usage"]["input_tokens"] == len(text)
+
+
 @pytest.mark.slow
 def test_after_50000_tokens_the_next_turn_reads_only_itself(
     monkeypatch: pytest.MonkeyPatch,
