@@ -372,6 +372,7 @@ GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "te
         ({"max_tokens": 4001}, "at most 4000 new tokens"),
         ({"temperature": -1}, r"\$\.temperature"),
         ({"top_p": 0}, r"\$\.top_p"),
+        ({"top_k": -2}, r"\$\.top_k"),
         ({"min_p": 2}, r"\$\.min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty must be from"),
         ({"stop": ""}, r"\$\.stop"),
@@ -412,6 +413,13 @@ def test_a_request_has_the_defaults_of_openai_and_a_seed_of_its_own() -> None:
     assert (turn.sampling, turn.new_tokens, turn.store) == (Sampling(1.0), 256, True)
 
 
+@pytest.mark.parametrize("every", [{"top_k": -1}, {"top_k": 0}, {"min_p": 0}])
+def test_all_tokens_are_asked_for_as_of_other_servers(every: dict[str, Any]) -> None:
+    request = {"model": "tiny", "prompt": "a"} | every
+    row = decode(json.dumps(request).encode(), CompletionRequest).row(ByteTokenizer())
+    assert row.sampling == Sampling(1.0)
+
+
 def test_options_without_effect_are_taken(client: Client) -> None:
     neutral = {"n": 1, "best_of": 1, "echo": False, "logit_bias": {}, "presence_penalty": 0}
     status, body = client.send("/v1/completions", GOOD | neutral)
@@ -438,7 +446,7 @@ def test_wrong_ways_to_ask_are_refused(client: Client) -> None:
 def malformed(count: int) -> Iterator[bytes]:
     """Requests that are wrong in one place, drawn from a seed."""
     draw = random.Random(0)
-    values = [None, True, -1, 1e999, 10**30, "", "\ud800", [], [None], {}, {"a": 1}, [[1]], -0.5]
+    values = [None, True, -2, 1e999, 10**30, "", "\ud800", [], [None], {}, {"a": 1}, [[1]], -0.5]
     for number in range(count):
         body = json.dumps(GOOD).encode()
         if number % 3 == 0:  # damaged JSON

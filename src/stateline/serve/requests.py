@@ -15,7 +15,9 @@ from stateline.serve.engine import Row
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
+TopK = Annotated[int, Meta(ge=-1, lt=2**31)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
 Zero = Annotated[float, Meta(ge=0, le=0)]
 One = Annotated[int, Meta(ge=1, le=1)]
 Word = Annotated[str, Meta(min_length=1, max_length=1000)]
@@ -42,8 +44,8 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
         model: The name of the model.
         temperature: See :class:`stateline.generate.Sampling`, also for the next four.
         top_p: See there.
-        top_k: See there.
-        min_p: See there.
+        top_k: See there; 0 and -1 are all tokens.
+        min_p: See there; 0 is all tokens.
         repetition_penalty: See there.
         stop: Strings before which the text ends.
         seed: Seed of the random choices; by default a random one.
@@ -54,8 +56,8 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
     model: Word
     temperature: Temperature | None = None
     top_p: Share | None = None
-    top_k: Count | None = None
-    min_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     repetition_penalty: float | None = None
     stop: Stop | None = None
     seed: Seed | None = None
@@ -67,9 +69,10 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
         """The row that continues a text; each kind of request adds its own fields."""
         temperature = 1.0 if self.temperature is None else self.temperature
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        top_k = None if self.top_k in (0, -1) else self.top_k
         return Row(
             tokenizer.encode(text).tolist() if isinstance(text, str) else text,
-            sampling=Sampling(temperature, self.top_k, self.top_p, penalty, self.min_p),
+            sampling=Sampling(temperature, top_k, self.top_p, penalty, self.min_p or None),
             seed=secrets.randbits(62) if self.seed is None else self.seed,
             stop=self.stop or (),
             salt=self.cache_salt or "",
