@@ -73,7 +73,8 @@ def test_a_completion_is_what_generate_gives(client: Client) -> None:
     assert answer["usage"]["prompt_tokens"] == 16
     assert answer["usage"]["completion_tokens"] == 12
     assert answer["usage"]["total_tokens"] == 28
-    assert client.complete(list(b"once upon a time"))["choices"] == answer["choices"]
+    for same in (list(b"once upon a time"), ["once upon a time"], [list(b"once upon a time")]):
+        assert client.complete(same)["choices"] == answer["choices"]
 
 
 def test_a_repeated_prompt_is_not_read_again(client: Client) -> None:
@@ -367,7 +368,10 @@ GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "te
     [
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": [1, 999]}, "999"),
-        ({"prompt": [[1]]}, r"\$\.prompt"),
+        ({"prompt": [[1], [2]]}, "a request has one prompt, got a list of 2"),
+        ({"prompt": ["a", 1]}, "a request has one prompt, got a list of 2"),
+        ({"prompt": [[]]}, "the prompt is empty"),
+        ({"prompt": [[[1]]]}, r"\$\.prompt"),
         ({"max_tokens": 0}, r"\$\.max_tokens"),
         ({"max_tokens": 4001}, "at most 4000 new tokens"),
         ({"temperature": -1}, r"\$\.temperature"),
@@ -446,7 +450,7 @@ def test_wrong_ways_to_ask_are_refused(client: Client) -> None:
 def malformed(count: int) -> Iterator[bytes]:
     """Requests that are wrong in one place, drawn from a seed."""
     draw = random.Random(0)
-    values = [None, True, -2, 1e999, 10**30, "", "\ud800", [], [None], {}, {"a": 1}, [[1]], -0.5]
+    values = [None, True, -2, 1e999, 10**30, "", "\ud800", [], [None], {}, {"a": 1}, [{}], -0.5]
     for number in range(count):
         body = json.dumps(GOOD).encode()
         if number % 3 == 0:  # damaged JSON

@@ -22,7 +22,8 @@ Zero = Annotated[float, Meta(ge=0, le=0)]
 One = Annotated[int, Meta(ge=1, le=1)]
 Word = Annotated[str, Meta(min_length=1, max_length=1000)]
 Stop = Word | Annotated[list[Word], Meta(max_length=16)]
-Tokens = list[Annotated[int, Meta(ge=0, lt=2**31)]]
+Token = Annotated[int, Meta(ge=0, lt=2**31)]
+Tokens = list[Token]
 
 ID = "resp_"
 _ID = re.compile(ID + "([0-9a-f]{64})_[0-9a-f]{16}")
@@ -80,9 +81,9 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    """A request to ``/v1/completions``: the text that follows a prompt."""
+    """A request to ``/v1/completions``: the text that follows a prompt, or a list of one prompt."""
 
-    prompt: str | Tokens
+    prompt: str | list[Token | str | Tokens]
     max_tokens: Count | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stream_options: StreamOptions | None = None
@@ -98,7 +99,7 @@ class CompletionRequest(Request, kw_only=True, forbid_unknown_fields=True):
         """The row of a prompt."""
         if self.echo:
             raise InputError("echo is not offered: join the prompt and the answer yourself")
-        row = self.row_of(self.prompt, tokenizer)
+        row = self.row_of(_only(self.prompt), tokenizer)
         row.new_tokens, row.log_probs = self.max_tokens or 16, self.logprobs
         return row
 
@@ -130,6 +131,19 @@ class ResponseRequest(Request, kw_only=True, forbid_unknown_fields=True):
         if self.previous_response_id is not None:
             row.after = key_of(self.previous_response_id)
         return row
+
+
+def _only(prompt: str | list[int | str | Tokens]) -> str | Tokens:
+    """The prompt, which may be that of a list of one."""
+    match prompt:
+        case (str() as only) | [(str() | list()) as only]:
+            return only
+    tokens = [token for token in prompt if isinstance(token, int)]
+    if len(tokens) < len(prompt):
+        raise InputError(
+            f"a request has one prompt, got a list of {len(prompt)}: send a request for each"
+        )
+    return tokens
 
 
 def response_id(key: bytes) -> str:
