@@ -595,6 +595,14 @@ def test_a_key_is_asked_for() -> None:
             assert error_of(body) == "the key is missing or wrong"
 
 
+def test_the_health_is_told_without_a_key() -> None:
+    app = app_of(MODEL, key="secret")
+    with running(app) as client:
+        assert client.send("/health") == (200, b"")
+        app.state.service.engine.end()
+        assert client.send("/health") == (503, b"")
+
+
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_a_limit_must_be_positive(value: float) -> None:
     with pytest.raises(InputError, match="the limit seconds must be positive, got"):

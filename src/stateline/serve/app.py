@@ -88,6 +88,7 @@ def make_app(
         Route("/v1/models", service.models),
         Route("/v1/models/{name:path}", service.models),
         Route("/metrics", service.show_metrics),
+        Route("/health", service.health),
     ]
     handlers: Any = dict.fromkeys((InputError, HTTPException, ClientDisconnect), _refusal)
     app = Starlette(routes=routes, lifespan=service.lifespan, exception_handlers=handlers)
@@ -148,6 +149,10 @@ class Service:
     async def show_metrics(self, request: Request) -> Response:  # noqa: ARG002
         """``GET /metrics``."""
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        """``GET /health``: 200 while texts are taken."""
+        return Response(status_code=200 if self.engine.running else 503)
 
     async def _read(self, request: Request, kind: Any) -> tuple[Any, Row]:
         """The request, checked, and its row."""
@@ -240,7 +245,7 @@ def _error_in(pieces: Iterable[Piece]) -> Exception | None:
 
 
 class _KeyMiddleware:
-    """Checks the key of every request, and counts the answers."""
+    """Checks the key of every request but for ``/health``, and counts the answers."""
 
     def __init__(self, app: Callable[..., Any], service: Service) -> None:
         self.app, self.service = app, service
@@ -252,12 +257,12 @@ class _KeyMiddleware:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                known = {"/v1/completions", "/v1/responses", "/v1/models", "/metrics"}
+                known = {"/v1/completions", "/v1/responses", "/v1/models", "/metrics", "/health"}
                 path = scope["path"] if scope["path"] in known else "other"
                 self.service.metrics.answered(path, message["status"])
             await send(message)
 
-        key = self.service.key
+        key = None if scope["path"] == "/health" else self.service.key
         given = dict(scope["headers"]).get(b"authorization", b"")
         if key is not None and not secrets.compare_digest(given, b"Bearer " + key.encode()):
             refusal = _refused(HTTPException(401, "the key is missing or wrong"))

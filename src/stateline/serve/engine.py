@@ -191,6 +191,11 @@ class Engine:
         self._stopped = False
         self._thread = Thread(target=self._run, name="stateline-engine", daemon=True)
 
+    @property
+    def running(self) -> bool:
+        """Whether texts are taken and decoded."""
+        return self._thread.is_alive() and not self._stopped
+
     def start(self) -> None:
         """Begin to decode."""
         self._thread.start()
