@@ -80,16 +80,21 @@ class CompletionAnswer(Answer):
         self._id = f"cmpl-{secrets.token_hex(12)}"
 
     def events(self, new: str, pieces: list[Piece]) -> list[Event]:
-        """One chunk, and one with the numbers of tokens at the end if these were asked for."""
+        """One chunk, and one with the numbers of tokens at the end if these were asked for.
+
+        If so, the other chunks have a null in their place, as OpenAI's have.
+        """
         logprobs = None
         if self._log_probs is not None:
             logprobs = self._as_json([one for piece in pieces for one in piece.log_probs])
             for name, values in logprobs.items():
                 self._log_probs[name] += values
-        events = [("", self._with([self._choice(new, logprobs)]))]
-        if self._usage and self.done:
-            events.append(("", self._with([]) | {"usage": self._numbers()}))
-        return events
+        chunks = [self._with([self._choice(new, logprobs)])]
+        if self._usage:
+            chunks[0]["usage"] = None
+            if self.done:
+                chunks.append(self._with([]) | {"usage": self._numbers()})
+        return [("", chunk) for chunk in chunks]
 
     def whole(self) -> dict[str, Any]:
         """The completion."""
