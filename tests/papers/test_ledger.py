@@ -104,8 +104,8 @@ def test_every_recorded_table_is_shown() -> None:
         ("{verdict: not run, why: x, claim: c}", "without a table needs place and claim"),
         (
             "{statements: [{of: Transformer, above: 1}], why: x, place: p, claim: c, "
-            "record: h3/associative_recall_compare, command: make}",
-            "has no figure of Transformer, accuracy at 20 (%)",
+            "record: h3/official_recall, command: make}",
+            "has no figure of Transformer, score at 20 (%)",
         ),
         (
             "{statements: [{of: H3, above: 1}], why: x, place: p, claim: c, record: h3/table_12}",
