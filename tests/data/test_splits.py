@@ -2,11 +2,17 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stateline.data.documents import FileDocument
-from stateline.data.splits import Splits, split_by_bytes, split_by_hash, split_by_names
+from stateline.data.splits import (
+    Splits,
+    held_out_by_hash,
+    split_by_bytes,
+    split_by_hash,
+    split_by_names,
+)
 from stateline.errors import InputError
 
 
@@ -35,6 +41,21 @@ def test_the_share_is_about_what_was_asked_for(share: float) -> None:
 def test_a_new_document_leaves_the_others_on_their_side() -> None:
     before, after = (split_by_hash(documents(*map(str, range(n))), 0.2) for n in (100, 101))
     assert set(names(after)["held_out"]) - {"100"} == set(names(before)["held_out"])
+
+
+@given(numbers=st.lists(st.integers(0, 4), min_size=2), share=st.floats(0.001, 0.999))
+def test_equal_names_are_on_one_side(numbers: list[int], share: float) -> None:
+    assume(len(set(numbers)) > 1)
+    given_names = [str(number) for number in numbers]
+    held_out = set(held_out_by_hash(given_names, share))
+    sides = [{n for i, n in enumerate(given_names) if (i in held_out) == side} for side in (0, 1)]
+    assert all(sides)
+    assert not set.intersection(*sides)
+
+
+def test_equal_names_alone_are_refused() -> None:
+    with pytest.raises(InputError, match="at least 2 different names, got 1 in 3: add others"):
+        held_out_by_hash(["a", "a", "a"], 0.1)
 
 
 def test_nothing_is_held_out_of_a_share_of_nothing() -> None:

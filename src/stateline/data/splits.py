@@ -17,26 +17,37 @@ _NAMES = {"train": "train", "held_out": "held_out", "valid": "held_out", "test":
 Splits = Mapping[str, Sequence[Document]]
 
 
-def held_out_by_hash(names: Sequence[str], share: float) -> list[int]:
+def held_out_by_hash(names: Sequence[str], share: float, what: str = "names") -> list[int]:
     """Choose names to hold out by their hashes, so that new names do not move the old ones.
 
-    Each side gets at least one name, so the actual share differs if there are few names.
+    Equal names are on one side. Each side gets at least one name, so the actual share differs if
+    there are few.
 
     Args:
-        names: At least two.
+        names: At least two different ones.
         share: Expected share to hold out, between 0 and 1.
+        what: What they are called in an error.
 
     Returns:
         Indices of the names to hold out, in the order of their hashes.
 
+    Raises:
+        InputError: If all names are equal.
+
     Example:
-        >>> held_out_by_hash(["a", "b", "c", "d"], 0.5)
-        [3, 2, 1]
+        >>> held_out_by_hash(["a", "b", "c", "d", "c"], 0.5)
+        [3, 2, 4, 1]
     """
-    hashes = [hashlib.sha256(os.fsencode(name)).digest() for name in names]
-    ranked = sorted(range(len(names)), key=lambda number: (hashes[number], number))
-    count = sum(int.from_bytes(each[:8], "big") < share * 2**64 for each in hashes)
-    return ranked[: min(max(count, 1), len(names) - 1)]
+    hashes = {name: hashlib.sha256(os.fsencode(name)).digest() for name in names}
+    if len(hashes) < 2:
+        raise InputError(
+            f"holding some out needs at least 2 different {what}, got {len(hashes)} in "
+            f"{len(names):,}: add others"
+        )
+    count = sum(int.from_bytes(each[:8], "big") < share * 2**64 for each in hashes.values())
+    last = sorted(hashes.values())[min(max(count, 1), len(hashes) - 1) - 1]
+    chosen = [number for number, name in enumerate(names) if hashes[name] <= last]
+    return sorted(chosen, key=lambda number: hashes[names[number]])
 
 
 def split_by_hash(documents: Sequence[Document], share: float) -> Splits:
