@@ -196,16 +196,33 @@ def test_training_on_answers_resumes_to_the_bit(
     assert all(map(torch.equal, *weights))
 
 
-def test_equal_prompts_are_on_one_side(tmp_path: Path) -> None:
-    rows = [{"prompt": f"{n % 20}?", "answer": str(n)} for n in range(200)]
+@pytest.mark.parametrize("prompts", [2, 3, 20])
+def test_equal_prompts_are_on_one_side(tmp_path: Path, prompts: int) -> None:
+    rows = [{"prompt": f"{n % prompts}?", "answer": str(n)} for n in range(200)]
     task = task_of(write(tmp_path / "twice.jsonl", *rows), held_out=0.3)
-    training, held_out = ({own.prompt for own in text.examples} for text in task._texts)
-    assert len(training) + len(held_out) == 20
-    assert held_out
+    sides = [{own.prompt for own in text.examples} for text in task._texts]
+    assert all(sides)
+    assert sum(map(len, sides)) == prompts
+
+
+def test_settings_are_chosen_on_prompts_that_are_not_trained_on(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n % 40}?", "answer": str(n)} for n in range(200)]
+    task = task_of(write(tmp_path / "five.jsonl", *rows))
     before = [bytes_of(own.tokens) for own in task._texts[0].examples]
-    assert task.hold_out_validation().startswith(f"{len(before) // 10:,} of {len(before):,}")
+    said = task.hold_out_validation()
+    training, held_out = ([own.prompt for own in text.examples] for text in task._texts)
+    assert held_out
+    assert not set(training) & set(held_out)
+    assert said.startswith(f"{len(held_out)} of {len(before)} training examples")
     now = [bytes_of(own.tokens) for text in task._texts for own in text.examples]
     assert sorted(now) == sorted(before)
+
+
+def test_prompts_that_are_all_equal_are_refused(tmp_path: Path) -> None:
+    rows = [{"prompt": "?", "answer": str(n)} for n in range(9)]
+    path = write(tmp_path / "one.jsonl", *rows)
+    with pytest.raises(InputError, match=r"2 different prompts of .*one.jsonl, got 1 in 9: add"):
+        task_of(path)
 
 
 def test_fields_have_the_names_that_are_given(tmp_path: Path) -> None:

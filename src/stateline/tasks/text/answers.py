@@ -12,7 +12,7 @@ from stateline.data.splits import held_out_by_hash
 from stateline.errors import InputError
 from stateline.files import sha256, user_path
 from stateline.settings import at_least
-from stateline.tasks.base import Batch, PackedBatch, generator, train_settings
+from stateline.tasks.base import Batch, PackedBatch, train_settings
 from stateline.tasks.text.corpus import TextTask
 
 TooLong = Literal["refuse", "drop", "cut"]
@@ -50,7 +50,7 @@ class Answers(TextTask):
 
     Raises:
         InputError: If the file cannot be read or has no such examples, if an answer is empty, or if
-            there are too few examples.
+            there are too few examples or different prompts.
     """
 
     title = "Answers"
@@ -96,12 +96,15 @@ class Answers(TextTask):
         if len(examples) < 3:
             raise InputError(f"{path} must have at least 3 examples, got {len(examples)}: add some")
         self._left_out = len(read) - len(examples)
-        scored = held_out_by_hash([example.prompt for example in examples], held_out)
-        chosen = set(scored)
-        others = (example for number, example in enumerate(examples) if number not in chosen)
-        self._arrange(list(others), [examples[number] for number in scored])
+        self._hold_out(examples, held_out)
 
-    def _arrange(self, training: list[Example], held_out: list[Example]) -> None:
+    def _hold_out(self, examples: list[Example], share: float, salt: str = "") -> None:
+        """Split by the hash of salt and prompt."""
+        prompts = [salt + example.prompt for example in examples]
+        chosen = held_out_by_hash(prompts, share, f"prompts of {self.path}")
+        held_out = [examples[number] for number in chosen]
+        others = sorted(set(range(len(examples))) - set(chosen))
+        training = [examples[number] for number in others]
         self._training, self._held_out = self._texts = AnswerText(training), AnswerText(held_out)
         if self.documents == "separate" and len(training) < self.batch_size:
             raise InputError(
@@ -132,12 +135,11 @@ class Answers(TextTask):
         return super().score_names() | ({"exact_match"} if self.answered else set())
 
     def hold_out_validation(self) -> str:
-        """Hold out a tenth of the training examples, and score only these."""
+        """Hold out about a tenth of the training prompts, and score only these."""
         examples = self._texts[0].examples
-        order = generator(0, "validation").permutation(len(examples)).tolist()
-        count = max(1, len(order) // 10)
-        self._arrange(*([examples[n] for n in part] for part in (order[count:], order[:count])))
-        return f"{count:,} of {len(order):,} training examples, held out from training"
+        self._hold_out(examples, share=0.1, salt="validation ")
+        count = len(self._texts[1].examples)
+        return f"{count:,} of {len(examples):,} training examples, held out from training"
 
     def baselines(self) -> Mapping[str, float]:
         """None: the size of a text after gzip is not a loss of answers."""
