@@ -17,7 +17,7 @@ from stateline.errors import InputError
 
 
 def documents(*names: str, folder: str = "/data/books") -> list[FileDocument]:
-    return [FileDocument(name=name, path=f"{folder}/{name}", size=9) for name in names]
+    return [FileDocument(name=name, path=f"{folder}/{name}", size=9, sha256=name) for name in names]
 
 
 def names(splits: Splits) -> dict[str, list[str]]:
@@ -58,6 +58,20 @@ def test_equal_names_alone_are_refused() -> None:
         held_out_by_hash(["a", "a", "a"], 0.1)
 
 
+def test_equal_documents_are_on_one_side() -> None:
+    """Their names do not matter."""
+    texts = [str(number % 20) for number in range(200)]
+    rows = [
+        FileDocument(name=f"a:{row}", path="/data/a.jsonl", size=1, sha256=text)
+        for row, text in enumerate(texts)
+    ]
+    splits = split_by_hash(rows, 0.3)
+    sides = [{document.sha256 for document in documents} for documents in splits.values()]
+    assert sum(map(len, sides)) == 20
+    with pytest.raises(InputError, match="2 different documents, got 1 in 10"):
+        split_by_hash(rows[::20], 0.3)
+
+
 def test_nothing_is_held_out_of_a_share_of_nothing() -> None:
     assert names(split_by_hash(documents("a", "b"), 0.0)) == {"train": ["a", "b"]}
 
@@ -68,7 +82,7 @@ def test_of_a_single_document_the_last_part_is_held_out(
 ) -> None:
     path = tmp_path_factory.mktemp("single") / "a"
     path.write_bytes(text.encode())
-    only = FileDocument(name="a", path=str(path), size=len(text.encode()))
+    only = FileDocument(name="a", path=str(path), size=len(text.encode()), sha256="")
     splits = split_by_hash([only], share)
     parts = ["".join(splits[split][0].pieces("keep")) for split in ("train", "held_out")]
     assert "".join(parts) == text
@@ -80,7 +94,7 @@ def test_of_a_single_document_the_last_part_is_held_out(
 def test_a_document_that_is_too_short_to_be_cut_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("ab")
     with pytest.raises(InputError, match="a is too short to hold out a part of it, 2 bytes"):
-        split_by_hash([FileDocument(name="a", path=str(tmp_path / "a"), size=2)], 0.1)
+        split_by_hash([FileDocument(name="a", path=str(tmp_path / "a"), size=2, sha256="")], 0.1)
 
 
 def split_file(tmp_path: Path, contents: object) -> Path:
@@ -104,7 +118,9 @@ def test_a_name_is_not_the_end_of_a_file_name(tmp_path: Path) -> None:
 
 
 def test_the_rows_of_a_file_go_together(tmp_path: Path) -> None:
-    rows = [FileDocument(name=f"a:{row}", path="/data/a.jsonl", size=1) for row in range(3)]
+    rows = [
+        FileDocument(name=f"a:{row}", path="/data/a.jsonl", size=1, sha256="") for row in range(3)
+    ]
     splits = split_by_names(rows, split_file(tmp_path, {"train": ["a.jsonl"]}))
     assert names(splits) == {"train": ["a:0", "a:1", "a:2"]}
 
@@ -142,7 +158,7 @@ def test_a_missing_file_of_splits_is_one_line(tmp_path: Path) -> None:
 
 def test_a_document_is_cut_at_given_bytes(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"0123456789")
-    only = FileDocument(name="a", path=str(tmp_path / "a"), size=10)
+    only = FileDocument(name="a", path=str(tmp_path / "a"), size=10, sha256="")
     splits = split_by_bytes([only], [6, 2, 2])
     found = {
         split: "".join("".join(d.pieces("keep")) for d in chosen)

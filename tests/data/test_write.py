@@ -1,5 +1,6 @@
 """Writing a corpus: what is in it, and that nothing but the sources and the recipe decides that."""
 
+import gzip
 import itertools
 import json
 import random
@@ -96,9 +97,8 @@ def test_numbers_are_as_wide_as_the_vocabulary_needs(
     tmp_path: Path, write: Write, size: int, dtype: str
 ) -> None:
     characters = "".join(map(chr, range(0x10000, 0x10000 + size)))
-    corpus = make(
-        write("source", a=characters, b=characters), tmp_path / "o", tokenizer="character"
-    )
+    source = write("source", a=characters)
+    corpus = make(source, tmp_path / "o", tokenizer="character", held_out=0.0)
     assert corpus.index["dtype"] == dtype
     raw = np.fromfile(tmp_path / "o" / "train-00000.bin", dtype)
     assert raw.tolist() == list(range(size))
@@ -273,6 +273,17 @@ def test_another_recipe_is_refused_and_nothing_is_overwritten(
     assert contents(out) == before
 
 
+def test_a_corpus_whose_documents_were_held_out_by_name_is_refused(
+    source: Path, tmp_path: Path
+) -> None:
+    out = make(source, tmp_path / "out").folder
+    index = json.loads((out / "index.json").read_text())
+    del index["settings"]["held_out_by"]
+    (out / "index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match="made with held_out_by=None, not 'text': choose another"):
+        make(source, out)
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [({"00.txt": "new"}, "source/00.txt"), ({"new": "new"}, "source/new")],
@@ -318,6 +329,35 @@ def test_a_splits_file_decides_and_the_rest_is_left_out(source: Path, tmp_path: 
         "test": ["source/05.txt", "source/06.txt"],
     }
     assert told[0].left_out == 36
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet", ""])
+def test_rows_in_front_do_not_move_the_others_and_copies_are_on_one_side(
+    tmp_path: Path, ending: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sides = []
+    rows = [f"row {number % 25}" for number in range(50)]
+    for texts_ in (rows, ["new", "row 3", *rows]):
+        corpus = make(_rows(tmp_path / f"{len(texts_)}.{ending}", texts_), tmp_path / texts_[0])
+        sides.append({split: set(texts(corpus, split).values()) for split in corpus.splits})
+    capfd.readouterr()
+    before, after = sides
+    assert not before["train"] & before["held_out"]
+    assert before["train"] | before["held_out"] == set(rows)
+    assert {split: side - {"new"} for split, side in after.items()} == before
+
+
+def _rows(path: Path, rows: list[str]) -> Path:
+    """A file, or the folder of a saved data set, with these documents."""
+    if not path.suffix:
+        pytest.importorskip("datasets").Dataset.from_dict({"text": rows}).save_to_disk(path)
+    elif path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pytest.importorskip("pyarrow").table({"text": rows}), path)
+    else:
+        lines = "".join(json.dumps({"text": row}) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
+    return path
 
 
 def test_rows_of_a_data_set_are_documents(

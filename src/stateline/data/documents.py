@@ -19,9 +19,10 @@ class Document(ABC):
     """One text of a corpus.
 
     Attributes:
-        name: Path below its source; decides whether the document is held out.
+        name: Path below its source, with the number of the row if it is one.
         path: Full path of its file.
         size: Bytes of the whole text in UTF-8.
+        sha256: Hash of that text, which decides whether the document is held out.
         begin: Byte where the document begins in that text.
         end: Byte where it ends; ``None`` means the end of the text.
     """
@@ -29,6 +30,7 @@ class Document(ABC):
     name: str
     path: str
     size: int
+    sha256: str
     begin: int = 0
     end: int | None = None
 

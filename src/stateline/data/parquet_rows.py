@@ -1,5 +1,6 @@
 """Documents in Parquet files: the rows of one column, read a row group at a time."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,9 +40,15 @@ def parquet_rows(file: Path, name: str, key: str) -> Iterator[ParquetDocument]:
     field_of_row(dict.fromkeys(names, ""), key, path)  # refuses a file without the column
     for group in range(groups):
         for row, value in enumerate(_column(path, key, group)):
-            size = len(field_of_row({key: value.as_py()}, key, f"{path}, row {number},"))
+            text = field_of_row({key: value.as_py()}, key, f"{path}, row {number},")
             yield ParquetDocument(
-                name=f"{name}:{number}", path=path, size=size, group=group, row=row, key=key
+                name=f"{name}:{number}",
+                path=path,
+                size=len(text),
+                sha256=hashlib.sha256(text).hexdigest(),
+                group=group,
+                row=row,
+                key=key,
             )
             number += 1
 

@@ -27,7 +27,7 @@ class CorpusSettings:
     Attributes:
         tokenizer: "byte"; "character", with the characters of all documents; or a tokenizer.json,
             its folder, or a folder with GPT-2's two files.
-        held_out: Share of the documents to hold out, chosen by the hash of their names; the last
+        held_out: Share of the documents to hold out, chosen by the hash of their texts; the last
             part if there is a single document.
         splits: Instead, a JSON file with lists of file names: "train", "held_out" (or "valid") and
             "test". Files in no list are left out.
@@ -126,6 +126,8 @@ def _settings(
     if given.splits is not None:
         names = {split: [d.name for d in documents] for split, documents in splits.items()}
         settings |= {"splits": _sha256(json.dumps(names)), "held_out": None}
+    elif given.parts is None and given.held_out > 0 and len(sources.documents) > 1:
+        settings["held_out_by"] = "text"  # in older corpora, the name decided
     if given.end_of_text:
         settings["end_token"] = tokenizer.end_of_text
     return settings | {"sources": [list(file) for file in sources.files]}

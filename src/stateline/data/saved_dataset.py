@@ -1,5 +1,6 @@
 """Folders of ``Dataset.save_to_disk``; the only file that imports the package ``datasets``."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,8 +56,15 @@ def rows(folder: Path, name: str, key: str) -> Iterator[RowDocument]:
     path = str(folder)
     _open.cache_clear()  # the files may have changed since
     for number in range(len(_open(path))):
-        size = len(field_of_row(_row(path, number), key, f"{path}, row {number},"))
-        yield RowDocument(name=f"{name}:{number}", path=path, size=size, row=number, key=key)
+        text = field_of_row(_row(path, number), key, f"{path}, row {number},")
+        yield RowDocument(
+            name=f"{name}:{number}",
+            path=path,
+            size=len(text),
+            sha256=hashlib.sha256(text).hexdigest(),
+            row=number,
+            key=key,
+        )
 
 
 def _row(folder: str, number: int) -> Any:

@@ -58,10 +58,12 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
             for path, name in _files(source, split_name):
                 if path in files:
                     raise InputError(f"{path} is given twice: leave out one of the sources")
-                found = tuple(_documents(path, name, text_key)) if _is_used(path, source) else ()
-                if found:
+                if not _is_used(path, source):
+                    continue
+                digest = sha256(path) if path.is_file() else _folder_hash(path)
+                if found := tuple(_documents(path, name, digest, text_key)):
                     documents += found
-                    files[path] = (name, sha256(path) if path.is_file() else _folder_hash(path))
+                    files[path] = (name, digest)
         except (OSError, EOFError, zlib.error) as error:  # the last two: a damaged packed file
             place = getattr(error, "filename", None) or source
             reason = getattr(error, "strerror", None) or error
@@ -102,14 +104,14 @@ def _is_used(path: Path, source: Path) -> bool:
     return bool(beginning) if path == source or path.name.endswith(_ROWS) else is_text(beginning)
 
 
-def _documents(path: Path, name: str, text_key: str) -> Iterator[Document]:
+def _documents(path: Path, name: str, digest: str, text_key: str) -> Iterator[Document]:
     if path.is_dir():
         yield from (row for row in rows(path, name, text_key) if row.size)
     elif path.name.endswith(_ROWS):
         read = parquet_rows if path.suffix == ".parquet" else _lines
         yield from (row for row in read(path, name, text_key) if row.size)
     else:
-        yield FileDocument(name=name, path=str(path), size=path.stat().st_size)
+        yield FileDocument(name=name, path=str(path), size=path.stat().st_size, sha256=digest)
 
 
 def _lines(path: Path, name: str, text_key: str) -> Iterator[LineDocument]:
@@ -118,11 +120,12 @@ def _lines(path: Path, name: str, text_key: str) -> Iterator[LineDocument]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                size = len(field_of_line(line, text_key, f"{path}, line {number},"))
+                text = field_of_line(line, text_key, f"{path}, line {number},")
                 yield LineDocument(
                     name=f"{name}:{number}",
                     path=str(path),
-                    size=size,
+                    size=len(text),
+                    sha256=hashlib.sha256(text).hexdigest(),
                     line=number,
                     offset=offset,
                     key=text_key,

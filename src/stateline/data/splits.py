@@ -51,16 +51,19 @@ def held_out_by_hash(names: Sequence[str], share: float, what: str = "names") ->
 
 
 def split_by_hash(documents: Sequence[Document], share: float) -> Splits:
-    """Hold out a share of the documents, chosen by the hash of their names.
+    """Hold out a share of the documents, chosen by the hash of their texts.
 
-    At least one document is on either side. If there is one document, its last part is held out;
-    with a share of 0, nothing is.
+    So equal documents are on one side. At least one document is on either side. If there is one
+    document, its last part is held out; with a share of 0, nothing is.
+
+    Raises:
+        InputError: If all documents are equal, or a single one is too short to be cut.
     """
     if share == 0:
         return {"train": documents}
     if len(documents) == 1:
         return _cut(documents[0], share)
-    chosen = set(held_out_by_hash([document.name for document in documents], share))
+    chosen = set(held_out_by_hash([document.sha256 for document in documents], share, "documents"))
     return {
         "train": [d for number, d in enumerate(documents) if number not in chosen],
         "held_out": [documents[number] for number in sorted(chosen)],
