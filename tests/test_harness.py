@@ -1,7 +1,9 @@
 """Evaluation suites: the scores are those of a plain loop, and of lm-eval's own model class."""
 
+import importlib
 import json
 import logging
+import random
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -321,13 +323,26 @@ def test_perplexity_per_word_is_that_of_the_articles(model: LanguageModel, data:
     found = {m.name: m.value for m in run_suite(model, ByteTokenizer(), ["wikitext"], data=data)}
     text = (data / "wikitext-2" / "test.txt").read_text()
     split = text.index(" = Second")
-    articles = [text[text.index(" = First") : split], text[split:]]
-    total = sum(log_likelihood(model, "\n", article) for article in articles)
+    articles = [text[text.index(" = First") : split - 1], text[split:]]
+    total = sum(log_likelihood(model, "\n", tasks.detokenised(a)) for a in articles)
     words = sum(len(re.split(r"\s+", a)) for a in articles)
     size = sum(len(article.encode()) for article in articles)
     e = torch.tensor
     assert found["word_perplexity"] == pytest.approx(float(e(-total / words).exp()), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(-total / size / 0.6931471805599453, rel=1e-6)
+
+
+@slow
+def test_what_is_scored_of_wikitext_is_what_lm_eval_scores() -> None:
+    theirs = importlib.import_module("lm_eval.tasks.wikitext.preprocess_wikitext")
+    pieces = [*"abNs=()[]{}\"':;.!?,@-°2", " ", " \n", "'s", "@-@", "@,@", "@.@"]
+    drawn = random.Random(0)
+    for _ in range(2000):
+        page = "".join(p + " " * drawn.randint(0, 1) for p in drawn.choices(pieces, k=40))
+        assert tasks.detokenised(page) == theirs.wikitext_detokenizer({"page": page})
+        likelihood = [-7.0]
+        row = {"page": page}
+        assert tasks._score_article(row, likelihood) == theirs.process_results(row, likelihood)
 
 
 @slow

@@ -15,6 +15,7 @@ from stateline.cli import main
 from stateline.data import load_tokenizer
 from stateline.evaluate.harness import LOCAL_TASKS
 from stateline.evaluate.harness.superglue import RANKED
+from stateline.evaluate.harness.tasks import detokenised
 from stateline.models.config import ModelConfig
 from stateline.models.convert.table import write_pretrained
 from stateline.models.language_model import LanguageModel
@@ -125,10 +126,11 @@ def test_perplexity_per_word_is_that_of_transformers(
     theirs = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
     tokenizer = load_tokenizer(f"{model}/tokenizer.json")
     total, words = 0.0, 0
-    for article in re.split(r"(?=^ = [^=].* = $)", "".join(short), flags=re.MULTILINE):
+    for article in re.split(r"\n(?= = [^=].* = $)", "".join(short), flags=re.MULTILINE):
         if not article.strip():
             continue
-        tokens = torch.tensor([[tokenizer.end_of_text, *tokenizer.encode(article)]])
+        written = detokenised(article)
+        tokens = torch.tensor([[tokenizer.end_of_text, *tokenizer.encode(written)]])
         with torch.no_grad():
             logits = theirs(tokens[:, :-1]).logits.double()
         total += float(torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:], reduction="sum"))

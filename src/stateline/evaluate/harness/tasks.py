@@ -22,6 +22,19 @@ from stateline.files import parse_json_object, read_text, user_path
 
 T = TypeVar("T")
 
+_WRITTEN = (
+    ("s '", "s'"),
+    *((f" @{re.escape(mark)}@ ", mark) for mark in "-,."),
+    *((f" {re.escape(mark)} ", f"{mark} ") for mark in ":;.!?,"),
+    *((rf"\{a}\s*([^\{b}]*?)\s*\{b}", rf"{a}\1{b}") for a, b in ("()", "[]", "{}", '""', "''")),
+    ("(?<==) (?==)", ""),
+    (" ° ", "°"),
+    (" \n", "\n"),
+    ("\n ", "\n"),
+    (" N ", " 1 "),
+    (" 's", "'s"),
+)
+"""What tokens of WikiText are replaced by, one after the other."""
 
 LAMBADA, WIKITEXT = "lambada/test.jsonl", "wikitext-2/test.txt"
 
@@ -145,12 +158,12 @@ def _lambada(data: Path) -> dict[str, Any]:
 
 
 def _wikitext(data: Path) -> dict[str, Any]:
-    articles = [""]
-    for line in read_text(data / WIKITEXT, "text").splitlines(keepends=True):
+    articles: list[list[str]] = [[]]
+    for line in read_text(data / WIKITEXT, "text").split("\n"):
         if re.fullmatch(r"= [^=].* =", line.strip()):
-            articles.append("")
-        articles[-1] += line
-    rows = [{"page": article} for article in articles if article.strip()]
+            articles.append([])
+        articles[-1].append(line)
+    rows = [{"page": page} for page in map("\n".join, articles) if page.strip()]
     by = {"word_perplexity": "weighted_perplexity", "byte_perplexity": "weighted_perplexity"}
     by["bits_per_byte"] = "bits_per_byte"
     return {
@@ -158,14 +171,26 @@ def _wikitext(data: Path) -> dict[str, Any]:
         "output_type": "loglikelihood_rolling",
         "test_split": "test",
         "doc_to_text": "",
-        "doc_to_target": lambda row: row["page"],
+        "doc_to_target": lambda row: detokenised(row["page"]),
         "process_results": _score_article,
         "metric_list": [_metric(name, how, higher=False) for name, how in by.items()],
     }
 
 
+def detokenised(page: str) -> str:
+    """A page of WikiText as it is written: what lm-evaluation-harness scores.
+
+    Example:
+        >>> detokenised("It is 2 @.@ 5 m ( 8 ft ) long , the king 's own .")
+        "It is 2.5 m (8 ft) long, the king's own ."
+    """
+    for pattern, written in _WRITTEN:
+        page = re.sub(pattern, written, page)
+    return page
+
+
 def _score_article(row: Row, results: list[float]) -> dict[str, tuple[float, int]]:
-    """Log-likelihoods, to be divided by words and by bytes of the text."""
+    """Log-likelihoods, to be divided by words and by bytes of the page as it is in the file."""
     (likelihood,), words = results, len(re.split(r"\s+", row["page"]))
     size = (likelihood, len(row["page"].encode()))
     return {"word_perplexity": (likelihood, words), "byte_perplexity": size, "bits_per_byte": size}
