@@ -268,6 +268,17 @@ def test_windows_score_every_token_once_after_enough_others(
     assert found.mean == pytest.approx(sum(wanted) / len(wanted), 1e-10)
 
 
+def test_losses_of_windows_come_by_position_in_the_window() -> None:
+    model = text_model("attention(position=rope)")
+    found = score_text(model, pieces_of(TOKENS), window=100, stride=50).losses
+    first = losses_at_once(model, TOKENS[:101])
+    second = losses_at_once(model, TOKENS[50:])[50:]  # at positions 51 to 99
+    wanted = {64: (first[:64], second[:14]), 100: (first[64:], second[14:])}
+    means = {end: float(torch.cat(parts).mean()) for end, parts in wanted.items()}
+    assert found.means() == {end: pytest.approx(mean, 1e-10) for end, mean in means.items()}
+    assert found.counts == {64: 78, 100: 71}
+
+
 def test_windows_overlap_by_half_unless_told() -> None:
     model = text_model("h3(d_state=8)")
     found, wanted = (score_text(model, [TOKENS], window=20, stride=s) for s in (None, 10))

@@ -97,6 +97,10 @@ def test_losses_are_shown_by_position(say: Say) -> None:
         **{"1-64": "64", "65-128": "64", "129-256": "128", "257-512": "256"},
         **{"513-1,024": "512", "1,025-2,048": "1,024", "2,049-4,096": "351"},
     }
+    shown = say("h3", "a", "--window", "64")
+    rows = [line.split() for line in shown.splitlines()]
+    assert [row[:2] for row in rows if row and row[0][0].isdigit()] == [["1-64", "2,399"]]
+    assert "in window" in shown
 
 
 @pytest.mark.parametrize(

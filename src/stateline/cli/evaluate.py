@@ -184,7 +184,8 @@ def _score_files(given: Namespace) -> dict[str, Any]:
         print(f"read in windows of {way['window']:,} tokens, each from an empty state\n")
     total = reduce(add, scores.values())
     shown = scores if len(scores) == 1 else {**scores, "all": total}
-    places, start = plain_table("position", "tokens", "nats/token"), 1
+    place = "position" if way["window"] is None else "in window"
+    places, start = plain_table(place, "tokens", "nats/token"), 1
     for end, mean in total.losses.means().items():
         places.add_row(f"{start:,}-{end:,}", f"{total.losses.counts[end]:,}", f"{mean:.4f}")
         start = end + 1

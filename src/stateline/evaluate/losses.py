@@ -1,4 +1,4 @@
-"""Losses of single tokens, and their means by position in the text."""
+"""Losses of single tokens, and their means by position."""
 
 import torch
 import torch.nn.functional as F

@@ -35,7 +35,7 @@ class TextScore:
     """How well a model predicts a text. The first token is not scored: nothing precedes it.
 
     Attributes:
-        losses: Losses in nats, by position in the text.
+        losses: Losses in nats, by position in the text, or in the window if windows were read.
         n_bytes: Bytes of the scored tokens; 0 if they were not counted.
         seconds: Time that scoring took.
         n_words: Words of the text, separated by white space; 0 if they were not counted.
@@ -128,13 +128,11 @@ def score_text(
             f"chunk={chunk}, window={window} and stride={stride}"
         )
     pieces = _checked(model, pieces)
-    start, position, buckets = time.perf_counter(), 0, Buckets(FIRST_BUCKET)
+    start, buckets = time.perf_counter(), Buckets(FIRST_BUCKET, window)
     found = _carried(model, pieces, chunk) if not window else _windowed(model, pieces, window, step)
-    for losses in found:
-        positions = torch.arange(position + 1, position + 1 + len(losses))
-        buckets.add(positions, losses)
-        position += len(losses)
-    if not position:
+    for before, losses in found:
+        buckets.add(torch.arange(before + 1, before + 1 + len(losses)), losses)
+    if not buckets.count:
         raise InputError("a text to score must have at least two tokens: give a longer one")
     return TextScore(buckets, 0, time.perf_counter() - start)
 
@@ -183,29 +181,34 @@ def _checked(
 
 def _carried(
     model: LanguageModel, pieces: Iterable[Int[Tensor, "_"]], chunk: int
-) -> Iterator[Float[Tensor, "_"]]:
-    """Losses of all tokens but the first, in order."""
+) -> Iterator[tuple[int, Float[Tensor, "_"]]]:
+    """Losses of all tokens but the first, in order, and how many were scored before."""
     device = device_of(model)
     state, tokens = model.init_state(1), torch.zeros(1, 0, dtype=torch.int64, device=device)
+    scored = 0
     for part in (part for piece in pieces for part in piece.split(chunk)):
         tokens = torch.cat([tokens, part[None].to(device)], dim=1)
         if tokens.shape[1] > 1:
             logits, state = model.forward_chunk(tokens[:, :-1], state)
-            yield token_losses(logits, tokens[:, 1:])[0]
+            yield scored, token_losses(logits, tokens[:, 1:])[0]
+            scored += logits.shape[1]
         tokens = tokens[:, -1:]  # the last token is not yet fed
 
 
 def _windowed(
     model: LanguageModel, pieces: Iterable[Int[Tensor, "_"]], window: int, stride: int
-) -> Iterator[Float[Tensor, "_"]]:
-    """Losses of all tokens but the first, in order; each window starts from an empty state."""
+) -> Iterator[tuple[int, Float[Tensor, "_"]]]:
+    """Losses as from ``_carried``, and how many tokens of their window are not scored again.
+
+    Each window starts from an empty state.
+    """
     device, scored = device_of(model), 0
     tokens = torch.zeros(1, 0, dtype=torch.int64, device=device)
     for piece in pieces:
         tokens = torch.cat([tokens, piece[None].to(device)], dim=1)
         while tokens.shape[1] > window:
             losses = token_losses(model(tokens[:, :window]), tokens[:, 1 : window + 1])
-            yield losses[0, scored:]
+            yield scored, losses[0, scored:]
             tokens, scored = tokens[:, stride:], window - stride
     if tokens.shape[1] - 1 > scored:
-        yield token_losses(model(tokens[:, :-1]), tokens[:, 1:])[0, scored:]
+        yield scored, token_losses(model(tokens[:, :-1]), tokens[:, 1:])[0, scored:]
