@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stateline.capacity import measure
+from stateline.capacity import Measured, measure
 from stateline.cli import main
 from stateline.generate import generate
 from stateline.layers import LAYERS, FeedForward
@@ -68,6 +68,32 @@ class TestCapacity:
         numbers = measure(load_model(tmp_path), make_task(COPYING), 3, bits=(), batches=1).numbers
         (row,) = (line.split() for line in shown.splitlines() if line.startswith("0 "))
         assert row[1] == str(numbers)  # noise as wide as the range lets one bit of each through
+
+    @pytest.mark.parametrize(
+        ("whole", "by_bits", "verdict"),
+        [
+            (0.0, {0: 0.0, 1: 0.0}, "does not solve the task (a guess scores 0.000), so its"),
+            (0.05, {0: 0.0, 1: 0.05}, "does not solve the task"),
+            (0.5, {0: 0.46, 1: 0.5}, "Without the state, the score falls by at most 0.05."),
+            (0.5, {0: 0.0, 1: 0.46}, "1 bit per state entry suffices: 7 bits in 7 entries."),
+            (0.5, {0: 0.0, 1: 0.4}, "No number of bits tried suffices."),
+        ],
+    )
+    def test_what_the_scores_tell_is_said(
+        self,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        whole: float,
+        by_bits: dict[int, float],
+        verdict: str,
+    ) -> None:
+        said(capsys, *train(tmp_path))
+        found = Measured(7, whole, by_bits)
+        monkeypatch.setattr("stateline.capacity.measure", lambda *_, **__: found)
+        monkeypatch.setattr(Copying, "chance", lambda _: 0.0)
+        shown = said(capsys, "capacity", str(tmp_path))
+        assert verdict in " ".join(shown.split())
 
     def test_lengths_beyond_learned_positions_have_no_state(
         self, capsys: pytest.CaptureFixture[str]

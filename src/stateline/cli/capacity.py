@@ -143,7 +143,7 @@ def _bound(model: "LanguageModel", n_letters: int) -> "Iterator[tuple[Table, str
 
 def _measured(model: "LanguageModel", task: "Task", given: Namespace) -> "tuple[Table, str]":
     """Table of scores by bits per state entry of a trained model, and a sentence about them."""
-    from stateline.capacity import measure
+    from stateline.capacity import TOLERANCE, measure
 
     if task.vocab_size > model.config.vocab_size:
         raise InputError(
@@ -163,11 +163,16 @@ def _measured(model: "LanguageModel", task: "Task", given: Namespace) -> "tuple[
     for bits, score in found.by_bits.items():
         table.add_row(str(bits), total(bits), f"{score:.3f}")
     table.add_row("exact state", "", f"{found.whole:.3f}")
+    if found.whole <= (guess := task.chance()) + TOLERANCE:
+        return table, (
+            f"The model does not solve the task (a guess scores {guess:.3f}), so its scores do not "
+            "tell what it needs."
+        )
     if found.needed is None:
         return table, "No number of bits tried suffices."
     if noise:
         return table, f"The score survives noise that leaves at most {total(found.needed)} bits."
     if found.needed == 0:
-        return table, "The score is the same without the state: the model does not use it."
+        return table, f"Without the state, the score falls by at most {TOLERANCE}."
     suffices = f"{count(found.needed, 'bit')} per state entry suffice{'s' * (found.needed == 1)}"
     return table, f"{suffices}: {total(found.needed)} bits in {found.numbers:,} entries."
