@@ -159,6 +159,24 @@ def test_byte_pairs_of_the_pieces_are_those_of_the_text(data: Path, size: int) -
     assert torch.cat(list(pieces)).tolist() == gpt2.encode(text).tolist()
 
 
+def test_tokens_of_a_text_in_chunks_are_not_preceded_by_the_space_of_every_chunk(
+    tmp_path: Path,
+) -> None:
+    """Tokenizers of SentencePiece put a space before the first word of a text."""
+    package = pytest.importorskip("tokenizers")
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "▁sea"]
+    model = package.models.Unigram([(name, -1.0) for name in names], unk_id=0, byte_fallback=True)
+    made = package.Tokenizer(model)
+    made.normalizer = package.normalizers.Sequence(
+        [package.normalizers.Prepend("▁"), package.normalizers.Replace(" ", "▁")]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer, text = load_tokenizer(tmp_path), "the sea and  the\nsea " * 100
+    chunks = list(token_chunks(io.BytesIO(text.encode()).read, tokenizer, size=512))
+    assert torch.cat(chunks).tolist() == tokenizer.encode(text).tolist()
+    assert max(map(len, chunks)) < 1024  # they do not wait for the end of the text
+
+
 def test_a_prompt_in_pieces_is_read_as_one(build: Build) -> None:
     model = build("attention(position=rope) h3(d_state=8)")
     tokens = torch.tensor([1, 2, 3, 4, 5, 6, 7])

@@ -106,22 +106,27 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         rest = ""
         for piece in pieces:
-            if place := self._last_cut(rest):
-                yield self.encode(rest[:place])
-                rest = rest[place:]
-            rest += piece
+            end, begin = self._last_cut(rest)
+            if end:
+                yield self.encode(rest[:end])
+            rest = rest[begin:] + piece
         yield self.encode(rest)
 
-    def _last_cut(self, text: str) -> int:
-        """The last place at which a text may be divided; 0 if all tries fail."""
+    def _last_cut(self, text: str) -> tuple[int, int]:
+        """Where a part of the text may end, and where the rest begins; zeros if all tries fail.
+
+        The rest begins after the space if the tokenizer puts one before every text, as those of
+        SentencePiece do.
+        """
         found = _CUT.finditer(text, max(0, len(text) - _WINDOW), max(0, len(text) - _AROUND))
         places = [match.start() for match in found]
         for place in reversed(places[-_TRIES:]):
             left, right = text[max(0, place - _AROUND) : place], text[place : place + _AROUND]
-            parts = np.concatenate([self.encode(left), self.encode(right)])
-            if np.array_equal(parts, self.encode(left + right)):
-                return place
-        return 0
+            before, whole = self.encode(left), self.encode(left + right)
+            for space in (0, 1):
+                if np.array_equal(np.concatenate([before, self.encode(right[space:])]), whole):
+                    return place, place + space
+        return 0, 0
 
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:
         """The text of tokens; bytes that are not a character become U+FFFD."""

@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from stateline.files import write_text
 
 FILE = "tokenizer.json"
 """Name of a tokenizer's file in a folder of a corpus or a run."""
+
+_BORDER = re.compile(r".*\S(?=\s\S)", flags=re.DOTALL)
 
 BYTE, CHARACTER = "stateline-byte", "stateline-character"
 
@@ -59,8 +62,19 @@ class Tokenizer(ABC):
         """
 
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[Int[np.ndarray, " length"]]:
-        """The tokens of a text that comes in pieces; joined, they are the tokens of the text."""
-        return map(self.encode, pieces)
+        """The tokens of a text that comes in pieces; joined, they are the tokens of the text.
+
+        By default, text is encoded up to the last single space between two words, or as a whole if
+        there is none, which requires tokens that do not cross such places.
+        """
+        rest = ""
+        for piece in pieces:
+            rest += piece
+            border = _BORDER.match(rest)
+            end = border.end() if border else len(rest)
+            yield self.encode(rest[:end])
+            rest = rest[end:]
+        yield self.encode(rest)
 
     @abstractmethod
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:

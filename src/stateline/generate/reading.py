@@ -4,7 +4,6 @@ Only one chunk of a text is in memory at a time.
 """
 
 import codecs
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -20,17 +19,14 @@ from stateline.models.language_model import LanguageModel, LanguageModelState
 CHUNK_BYTES = 1 << 16
 """Bytes that are read at a time."""
 
-_BORDER = re.compile(r".*\S(?=\s\S)", flags=re.DOTALL)
-
 
 def token_chunks(
     read_bytes: Callable[[int], bytes], tokenizer: Tokenizer, *, size: int = CHUNK_BYTES
 ) -> Iterator[Int[Tensor, " length"]]:
-    """Tokens of a text in UTF-8, in chunks.
+    """Tokens of a text in UTF-8, in chunks; joined, they are the tokens of the text.
 
-    A chunk ends before a single space between two words. No merge of BPE crosses such a place, so
-    the tokens are the tokens of the whole text. A chunk without such a place is cut at its end,
-    which can change the tokens of BPE, but not tokens of bytes or characters.
+    The tokenizer's ``encode_pieces`` divides the text. Those of Hugging Face keep text in memory
+    until there is a space that they can divide it at.
 
     Args:
         read_bytes: Returns at most the given number of next bytes, and no bytes at the end, like
@@ -45,14 +41,15 @@ def token_chunks(
         >>> [len(chunk) for chunk in token_chunks(file.read, ByteTokenizer(), size=7)]
         [5, 3, 4]
     """
-    decoder, text = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape"), ""
-    while data := read_bytes(size):
-        text += decoder.decode(data)
-        border = _BORDER.match(text)
-        cut = border.end() if border else len(text)
-        yield torch.from_numpy(tokenizer.encode(text[:cut]))
-        text = text[cut:]
-    yield torch.from_numpy(tokenizer.encode(text + decoder.decode(b"", final=True)))
+
+    def pieces() -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
+        while data := read_bytes(size):
+            yield decoder.decode(data)
+        if cut := decoder.decode(b"", final=True):  # inside a character
+            yield cut
+
+    yield from map(torch.from_numpy, tokenizer.encode_pieces(pieces()))
 
 
 def prefill_chunks(
