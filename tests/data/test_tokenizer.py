@@ -129,6 +129,22 @@ def test_the_settings_beside_a_tokenizer_name_its_end_of_text(
     assert load_tokenizer(copy.parent).end_of_text == named.end_of_text
 
 
+@pytest.mark.parametrize(("named", "others"), [([97, 98, 10**6, -1], {97, 98}), (97, {97})])
+def test_a_generation_config_beside_a_tokenizer_names_further_end_tokens(
+    named: object, others: set[int], bpe: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("tokenizers")
+    shutil.copy(bpe, tmp_path / FILE)
+    assert load_tokenizer(tmp_path).end_tokens == set()
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "th"}')
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.end_tokens == {tokenizer.end_of_text, *others}
+    (tmp_path / "run").mkdir()
+    tokenizer.save(tmp_path / "run" / FILE)
+    assert load_tokenizer(tmp_path / "run").end_tokens == tokenizer.end_tokens
+
+
 def test_an_end_of_text_that_the_vocabulary_lacks_is_no_token(bpe: Path, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     shutil.copy(bpe, tmp_path / FILE)

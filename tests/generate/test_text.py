@@ -138,6 +138,15 @@ def test_the_token_for_the_end_of_text_ends_it_with_all_that_was_held_back() -> 
     assert found == (["x", "", "", "", "EN\udcc3", "", ""], True)
 
 
+def test_any_end_token_ends_a_text(tmp_path: Path) -> None:
+    words(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 258]}')
+    for end in (257, 258):
+        stream = TextStream(load_tokenizer(tmp_path))
+        assert stream.push(end) == ""
+        assert stream.stopped
+
+
 def test_a_text_kept_at_its_end_goes_on_after_it() -> None:
     stream = TextStream(Ended())
     shown = [stream.push(token) for token in b"a\0"]

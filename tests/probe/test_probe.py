@@ -485,6 +485,20 @@ def test_an_end_token_ends_a_text_but_may_be_kept_from_being_the_first(tiny: Pat
 
 
 @pytest.mark.cpu  # the hooks of --device keep transformers from loading weights
+def test_all_end_tokens_of_a_generation_config_end_a_text(tiny: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny / "pythia", tmp_path / "own")
+    (text,) = load_reader(str(folder)).answer([[70, 71]], [8], "\n\n", never_empty=False)
+    last = load_reader(str(folder)).encode(text)[-1]
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [0, last]}))
+    readers = [load_reader(spec) for spec in (str(folder), f"hf:{folder}")]
+    found, wanted = (r.answer([[70, 71]], [8], "\n\n", never_empty=False) for r in readers)
+    assert readers[0].end == readers[1].end == {0, last}
+    assert found == wanted
+    assert len(found[0]) < len(text)
+
+
+@pytest.mark.cpu  # the hooks of --device keep transformers from loading weights
 def test_special_tokens_and_the_end_may_be_those_of_the_tokenizer(
     tiny: Path, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -16,6 +16,9 @@ from stateline.files import read_json_object, write_text
 _VOCABULARY, _MERGES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
 SETTINGS = "tokenizer_config.json"
 """Name of the file beside a tokenizer's that names its end-of-text token."""
+
+GENERATION = "generation_config.json"
+"""Name of the file beside a tokenizer's that names all tokens that end a generated text."""
 
 END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
@@ -36,6 +39,21 @@ _AROUND, _WINDOW, _TRIES = 200, 1 << 14, 20
 At each place, ``_AROUND`` characters on both sides are compared."""
 
 
+class SpecialTokens(NamedTuple):
+    """What the files beside a tokenizer's say about its special tokens.
+
+    Attributes:
+        end: Name of the end-of-text token; empty if there is none.
+        ends: Numbers of all tokens that end a generated text.
+    """
+
+    end: str = ""
+    ends: tuple[int, ...] = ()
+
+
+_NONE_NAMED = SpecialTokens()
+
+
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer of the package ``tokenizers``, without its truncation and padding.
 
@@ -44,8 +62,8 @@ class HuggingFaceTokenizer(Tokenizer):
     Args:
         text: Contents of its file.
         source: Name of the file, for messages.
-        end: Name of the end-of-text token; by default, and if there is no such token, the first
-            name of ``END_OF_TEXT`` that the vocabulary has.
+        special: Its special tokens. Without an end-of-text token, it is the first name of
+            ``END_OF_TEXT`` that the vocabulary has.
 
     Attributes:
         byte_tokens: The tokens of single bytes that SentencePiece has, as ``<0x0A>``.
@@ -54,7 +72,9 @@ class HuggingFaceTokenizer(Tokenizer):
         InputError: If the text is not a tokenizer or has no tokens, or the package is missing.
     """
 
-    def __init__(self, text: str, source: str = "the given text", end: str = "") -> None:
+    def __init__(
+        self, text: str, source: str = "the given text", special: SpecialTokens = _NONE_NAMED
+    ) -> None:
         package = _package()
         try:
             self._tokenizer = package.Tokenizer.from_str(text)
@@ -65,7 +85,7 @@ class HuggingFaceTokenizer(Tokenizer):
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._text, self._source, self._end = text, source, end
+        self._text, self._source, self._special = text, source, special
         numbers = self._tokenizer.get_vocab()
         numbers.pop(PADDING, None)
         self.byte_tokens = {numbers[name] for name in _BYTES if name in numbers}
@@ -76,9 +96,15 @@ class HuggingFaceTokenizer(Tokenizer):
     @property
     def end_of_text(self) -> int | None:
         """The token that ends a text; ``None`` if the vocabulary has none."""
-        names = (self._end, *END_OF_TEXT) if self._end else END_OF_TEXT
+        names = filter(None, (self._special.end, *END_OF_TEXT))
         numbers = map(self._tokenizer.token_to_id, names)
         return next((number for number in numbers if number is not None), None)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The end-of-text token, and those that ``generation_config.json`` names."""
+        ends = (number for number in self._special.ends if 0 <= number < self.vocab_size)
+        return super().end_tokens.union(ends)
 
     def encode(self, text: str) -> Int[np.ndarray, " length"]:
         """The tokens of a text, which must be valid Unicode."""
@@ -145,11 +171,14 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._text
 
     def save(self, path: str | Path) -> None:
-        """Write its file, and beside it the name of its end-of-text token, if it was given."""
+        """Write its file, and beside it the files that name its special tokens."""
         super().save(path)
-        if self._end:
-            settings = json.dumps({"eos_token": self._end})
+        if self._special.end:
+            settings = json.dumps({"eos_token": self._special.end})
             write_text(Path(path).with_name(SETTINGS), settings)
+        if self._special.ends:
+            generation = json.dumps({"eos_token_id": self._special.ends})
+            write_text(Path(path).with_name(GENERATION), generation)
 
 
 class _WindowDecoder(Decoder):
@@ -210,22 +239,31 @@ def load_pair(folder: Path) -> HuggingFaceTokenizer:
         ) from error
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = package.decoders.ByteLevel()
-    return HuggingFaceTokenizer(tokenizer.to_str(), str(folder), end_token(folder))
+    return HuggingFaceTokenizer(tokenizer.to_str(), str(folder), special_tokens(folder))
 
 
-def end_token(folder: Path) -> str:
-    """The name of the end-of-text token of the tokenizer in a folder; empty if it has none.
+def special_tokens(folder: Path) -> SpecialTokens:
+    """What the files in a folder say about the special tokens of its tokenizer.
 
     Tokenizers of chats end an answer with a token of their own, such as ``<|im_end|>``.
 
     Raises:
-        InputError: If the settings of the tokenizer are damaged.
+        InputError: If one of the files is damaged.
     """
-    if not (path := folder / SETTINGS).is_file():
-        return ""
-    end = read_json_object(path, "settings of a tokenizer").get("eos_token")
-    end = end.get("content") if isinstance(end, dict) else end
-    return end if isinstance(end, str) else ""
+    settings, generation = (
+        read_json_object(folder / name, what) if (folder / name).is_file() else {}
+        for name, what in ((SETTINGS, "settings of a tokenizer"), (GENERATION, "settings"))
+    )
+    ends = generation.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    numbers = tuple(number for number in ends if isinstance(number, int))
+    return SpecialTokens(_name(settings.get("eos_token")), numbers)
+
+
+def _name(token: Any) -> str:
+    """The name of a token in the settings of a tokenizer; empty if there is none."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else ""
 
 
 def _package() -> Any:

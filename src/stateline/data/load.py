@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from stateline.data.huggingface import HuggingFaceTokenizer, end_token, load_pair
+from stateline.data.huggingface import HuggingFaceTokenizer, load_pair, special_tokens
 from stateline.data.tokenizer import (
     BYTE,
     CHARACTER,
@@ -26,7 +26,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         spec: ``"byte"``; the file ``tokenizer.json`` of any tokenizer of ours or of Hugging Face;
             or a folder with that file, or with GPT-2's two: ``encoder.json`` (or ``vocab.json``)
             and ``vocab.bpe`` (or ``merges.txt``). The file ``tokenizer_config.json`` beside one of
-            Hugging Face names its end-of-text token.
+            Hugging Face names its end-of-text token, and ``generation_config.json`` other tokens
+            that end a generated text.
 
     Raises:
         InputError: If there is none, if its file is damaged, or if the package ``tokenizers`` is
@@ -54,7 +55,7 @@ def _load_file(path: Path) -> Tokenizer:
     if kind == CHARACTER:
         return _from_characters(path, described)
     text = path.read_text(encoding="utf-8")
-    return HuggingFaceTokenizer(text, str(path), end_token(path.parent))
+    return HuggingFaceTokenizer(text, str(path), special_tokens(path.parent))
 
 
 def _from_characters(path: Path, described: dict[str, Any]) -> CharacterTokenizer:

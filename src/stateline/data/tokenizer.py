@@ -53,6 +53,11 @@ class Tokenizer(ABC):
         """The token that separates texts in training; ``None`` if there is none."""
         return None
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end a generated text; by default the end-of-text token alone."""
+        return frozenset() if self.end_of_text is None else frozenset([self.end_of_text])
+
     @abstractmethod
     def encode(self, text: str) -> Int[np.ndarray, " length"]:
         """The tokens of a text, as 64-bit integers, without special tokens at its ends.

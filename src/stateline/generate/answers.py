@@ -25,7 +25,7 @@ def answer(
 ) -> list[str]:
     """Greedy continuations of prompts; the other prompts of the batch do not change a text.
 
-    A text ends before a stop string, before an end token or the tokenizer's end-of-text token, or
+    A text ends before a stop string, before an end token, given or of the tokenizer, or
     at its limit; its row then leaves the batch.
 
     Args:

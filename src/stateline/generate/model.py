@@ -79,7 +79,7 @@ class Model:
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> str | list[str]:
-        """The text that follows a prompt, or each of several; an end-of-text token ends it.
+        """The text that follows a prompt, or each of several; an end token ends it.
 
         ``stateline generate`` has other defaults: 256 tokens at the temperature 0.8.
 

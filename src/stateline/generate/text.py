@@ -36,7 +36,7 @@ class TextStream:
     r"""Turns tokens into text, and returns it as soon as no later token can change it.
 
     A stop string may begin and end inside of tokens. If there are several, the one that is
-    complete first ends the text. The tokenizer's end-of-text token ends it, too.
+    complete first ends the text. The tokenizer's end tokens end it, too.
 
     Args:
         tokenizer: Tokenizer of the model.
@@ -45,7 +45,7 @@ class TextStream:
         after: Tokens of the prompt; see :func:`decoder_after`.
 
     Attributes:
-        stopped: Whether a stop string or the end-of-text token has ended the text.
+        stopped: Whether a stop string or an end token has ended the text.
 
     Raises:
         InputError: If a stop string is empty, or an interrupted text is of another tokenizer.
@@ -70,7 +70,7 @@ class TextStream:
             raise InputError("a stop string must not be empty: give at least one character")
         self.stopped = False
         self._decoder, self._text = decoder_after(tokenizer, after), ""
-        self._end = tokenizer.end_of_text
+        self._ends = tokenizer.end_tokens
         self._recent: deque[int] = deque(after, maxlen=_CONTEXT)
         if held is not None:
             self._continue(held, max(tokenizer.vocab_size, tokenizer.padded_size))
@@ -79,7 +79,7 @@ class TextStream:
         """Text that is certain with this token; empty after the end."""
         if self.stopped:
             return ""
-        if token == self._end:
+        if token in self._ends:
             rest, self.stopped = self.finish(), True
             return rest
         self._recent.append(token)

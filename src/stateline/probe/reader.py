@@ -59,13 +59,12 @@ class StatelineReader(Reader):
     Args:
         name: The name that the user gave.
         model: In evaluation mode.
-        tokenizer: Its tokenizer, whose end-of-text token ends a text.
+        tokenizer: Its tokenizer, whose end tokens end a text.
     """
 
     def __init__(self, name: str, model: LanguageModel, tokenizer: Tokenizer) -> None:
         self.name, self.model, self.tokenizer = name, model, tokenizer
-        self.max_len, end = model.max_len, tokenizer.end_of_text
-        self.end = frozenset() if end is None else frozenset([end])
+        self.max_len, self.end = model.max_len, tokenizer.end_tokens
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""

@@ -200,7 +200,7 @@ class StatelineLM(TemplateLM):
         if settings.get("do_sample"):
             raise InputError("texts are written greedily here: leave out tasks with do_sample")
         until = [stop for stop in handle_stop_sequences(settings.get("until"), eos=None) if stop]
-        longest, end = settings["max_gen_toks"], self.text.end_of_text
+        longest = settings["max_gen_toks"]
         rows = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
         prompts = [self._fitting(row, longest) for row in rows]
         self.tokens_read += sum(map(len, prompts))
@@ -210,7 +210,7 @@ class StatelineLM(TemplateLM):
             prompts,
             [longest] * len(prompts),
             stop=until,
-            end=() if end is None else (end,),
+            end=self.text.end_tokens,
             never_empty=bool(settings.get("min_new_tokens")),
         )
 

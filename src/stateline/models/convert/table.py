@@ -39,6 +39,7 @@ from stateline.models.language_model import LanguageModel
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
+    "generation_config.json",
     "special_tokens_map.json",
     "vocab.json",
     "merges.txt",
