@@ -363,6 +363,19 @@ def test_bytes_are_counted_whatever_the_tokens(tmp_path: Path) -> None:
     assert score.bits_per_byte == pytest.approx(10 * math.log2(3) / 14)
 
 
+def test_a_file_is_scored_after_the_token_that_begins_a_text(tmp_path: Path) -> None:
+    class Begun(ByteTokenizer):
+        beginning = (1,)
+
+    (tmp_path / "text").write_text("né né")
+    (tmp_path / "begun").write_text("\x01né né")
+    model = LanguageModel(ModelConfig("h3", 256, 8)).eval()
+    found = score_file(model, Begun(), tmp_path / "text")
+    wanted = score_file(model, ByteTokenizer(), tmp_path / "begun")
+    assert (found.losses.counts, found.losses.sums) == (wanted.losses.counts, wanted.losses.sums)
+    assert found.n_bytes == 7
+
+
 def test_positions_double_from_bucket_to_bucket() -> None:
     buckets = Buckets(3)
     buckets.add(torch.arange(1, 50), torch.ones(49))

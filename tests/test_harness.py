@@ -366,6 +366,38 @@ def test_the_scores_agree_with_lm_evals_own_model_class(
     assert lm(model).generate_until(writing) == theirs.generate_until(writing, disable_tqdm=True)
 
 
+@slow
+def test_the_scores_agree_with_lm_evals_own_model_class_where_a_token_begins_texts(
+    model: LanguageModel,
+) -> None:
+    from lm_eval.models.huggingface import HFLM
+    from tokenizers.processors import TemplateProcessing
+
+    import stateline.hf as hf
+
+    class Begun(ByteTokenizer):
+        beginning = (1,)
+
+    text = hf.tokenizer(ByteTokenizer())
+    text.bos_token, text.eos_token = text.convert_ids_to_tokens(1), text.pad_token
+    named = [(text.bos_token, 1)]
+    text.backend_tokenizer.post_processor = TemplateProcessing(
+        single=[text.bos_token, "$A"], special_tokens=named
+    )
+    settings = {"pretrained": hf.wrap(model), "tokenizer": text, "max_length": 256}
+    theirs, ours = HFLM(**settings), lm(model, tokenizer=Begun())
+    requests = [asked(*pair) for pair in (*PAIRS, ("", "A state"), ("\x01A state is", " a"))]
+    found, wanted = (each.loglikelihood(requests, disable_tqdm=True) for each in (ours, theirs))
+    assert [n for n, _ in found] == pytest.approx([n for n, _ in wanted], abs=1e-5)
+    writing = [asked(c, {"until": ["\n"], "max_gen_toks": 8}) for c in ("A state", "It is")]
+    assert ours.generate_until(writing) == theirs.generate_until(writing, disable_tqdm=True)
+    bare = HFLM(**settings, add_bos_token=False)  # else it scores the token itself, too
+    texts = [asked("A state is a value")]
+    assert ours.loglikelihood_rolling(texts) == pytest.approx(
+        bare.loglikelihood_rolling(texts, disable_tqdm=True), abs=1e-4
+    )
+
+
 @pytest.fixture
 def folder(model: LanguageModel, tmp_path: Path) -> Path:
     save_model(model, tmp_path / "run")

@@ -249,6 +249,40 @@ def test_a_stream_goes_on_from_a_state(
     assert "a bad cafe" + say("letters0", "--stream", *options) == wanted
 
 
+def test_the_token_that_begins_a_text_is_read_once(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--temperature", 0, "--max_new_tokens", 3, "--log_probs"]
+    kept = tmp_path / "kept"
+    (tmp_path / "lines").write_text("ab\n")
+    (tmp_path / "begun").write_text("\x01ab\n")
+
+    def row(*arguments: object) -> object:
+        return json.loads(say("bytes", *arguments, *options))["log_probs"]
+
+    def streamed(text: str, *arguments: object) -> str:
+        monkeypatch.setattr("sys.stdin", Stdin(text.encode()))
+        return say("bytes", "--stream", *arguments, *options)
+
+    def said(begin: str, lines: str) -> list[object]:
+        shown = [
+            say("bytes", "--prompt", f"{begin}ab", *options, "--save_state", kept),
+            streamed(f"{begin}ab"),
+            row("--prompts", tmp_path / lines),
+        ]
+        return [
+            *shown,
+            say("bytes", "--prompt", "ab", *options, "--state", kept),
+            streamed("ab", "--state", kept),
+            row("--prompts", tmp_path / "lines", "--state", kept),
+        ]
+
+    wanted = said("\x01", "begun")
+    assert not any(a == b for a, b in zip(said("", "lines"), wanted, strict=True))
+    monkeypatch.setattr("stateline.data.ByteTokenizer.beginning", (1,))
+    assert said("", "lines") == wanted
+
+
 def test_a_stream_through_a_state_that_grows_wants_force(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,78 @@ def test_a_generation_config_beside_a_tokenizer_names_further_end_tokens(
     assert load_tokenizer(tmp_path / "run").end_tokens == tokenizer.end_tokens
 
 
+def beginning_with(name: str, bpe: Path, folder: Path, end: str = "") -> Path:
+    """A folder with a tokenizer whose post-processor puts tokens before and after a text."""
+    package = pytest.importorskip("tokenizers")
+    made = package.Tokenizer.from_file(str(bpe))
+    names = [part for part in (name, end) if part]
+    made.post_processor = package.processors.TemplateProcessing(
+        single=[name, "$A", *names[1:]], special_tokens=[(n, made.token_to_id(n)) for n in names]
+    )
+    made.save(str(folder / FILE))
+    return folder
+
+
+def test_a_prompt_has_the_tokens_that_the_tokenizer_puts_before_a_text_once(
+    bpe: Path, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(beginning_with("a", bpe, tmp_path, end="c"))
+    (a,), the = tokenizer.encode("a"), tokenizer.encode("the").tolist()
+    assert tokenizer.beginning == (a,)
+    assert tokenizer.begin_of_text == a
+    assert tokenizer.prompt("the").tolist() == [a, *the]
+    assert tokenizer.prompt("athe").tolist() == tokenizer.encode("athe").tolist()
+    assert tokenizer.prompt("").tolist() == [a]
+    bare = tokenizer.without_beginning()
+    assert bare.prompt("the").tolist() == the
+    assert bare.begin_of_text is None
+    bare.save(tmp_path / FILE)
+    assert load_tokenizer(tmp_path).prompt("the").tolist() == the
+
+
+def test_settings_name_the_token_that_begins_a_text_where_it_is_not_put_there(
+    bpe: Path, tmp_path: Path
+) -> None:
+    """Scores of whole texts begin after it; transformers ignores ``add_bos_token`` here."""
+    pytest.importorskip("tokenizers")
+    shutil.copy(bpe, tmp_path / FILE)
+    settings = {"bos_token": "b", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "run").mkdir()
+    load_tokenizer(tmp_path).save(tmp_path / "run" / FILE)
+    for folder in (tmp_path, tmp_path / "run"):
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer.beginning == ()
+        assert tokenizer.begin_of_text == tokenizer.encode("b")[0]
+        assert tokenizer.without_beginning().begin_of_text is None
+        assert tokenizer.without_beginning().to_json() == tokenizer.to_json()
+
+
+@pytest.mark.parametrize("add", [True, False, None])
+def test_the_settings_beside_the_two_files_of_gpt2_say_whether_a_token_begins_a_text(
+    add: bool | None, bpe: Path, tmp_path: Path
+) -> None:
+    """As those of OPT."""
+    pytest.importorskip("tokenizers")
+    model = json.loads(bpe.read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    settings = {"bos_token": "a", "add_bos_token": add}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(tmp_path)
+    (a,), the = tokenizer.encode("a"), tokenizer.encode("the").tolist()
+    assert tokenizer.prompt("the").tolist() == ([a, *the] if add else the)
+    assert tokenizer.begin_of_text == a
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_most_tokenizers_put_nothing_before_a_text(tokenizer: Tokenizer) -> None:
+    assert tokenizer.prompt(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+    assert tokenizer.begin_of_text is None
+    assert tokenizer.without_beginning() is tokenizer
+
+
 def test_an_end_of_text_that_the_vocabulary_lacks_is_no_token(bpe: Path, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     shutil.copy(bpe, tmp_path / FILE)

@@ -580,6 +580,23 @@ def test_the_hash_of_tokens_does_not_depend_on_how_they_are_stored() -> None:
     assert len(hashes) == 1
 
 
+def test_documents_are_kept_without_a_token_that_begins_them(
+    write: Callable[..., Path], bpe: Path, tmp_path: Path
+) -> None:
+    """A model that is trained on them reads no such token in generation, either."""
+    package = pytest.importorskip("tokenizers")
+    made = package.Tokenizer.from_file(str(bpe))
+    made.post_processor = package.processors.TemplateProcessing(
+        single=["a", "$A"], special_tokens=[("a", made.token_to_id("a"))]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    recipe = CorpusSettings(str(tmp_path / "tokenizer.json"), held_out=0.0)
+    corpus = write_corpus([write("source", b="the")], tmp_path / "out", recipe, workers=1)
+    text, tokenizer = corpus.splits["train"].text, corpus.tokenizer
+    assert [*text.read(0, len(text))] == tokenizer.encode("the").tolist()
+    assert tokenizer.prompt("the").tolist() == tokenizer.encode("the").tolist()
+
+
 def test_the_end_of_text_follows_every_document(
     write: Callable[..., Path], bpe: Path, tmp_path: Path
 ) -> None:

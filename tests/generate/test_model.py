@@ -43,6 +43,16 @@ def test_several_prompts_get_the_texts_that_each_gets_alone(model: Model) -> Non
         model.generate([], 20)
 
 
+def test_a_text_begins_with_the_token_that_begins_texts(model: Model) -> None:
+    class Begun(ByteTokenizer):
+        beginning = (1,)
+
+    begun = Model(model.module, Begun())
+    assert begun.generate("once", 8) == model.generate("\x01once", 8)
+    hidden, wanted = begun.hidden_states("once"), model.hidden_states("\x01once")
+    assert all(map(torch.equal, hidden, wanted))
+
+
 def test_a_saved_model_comes_back_with_its_tokenizer(model: Model, tmp_path: Path) -> None:
     model.save(tmp_path)
     again = load(tmp_path)

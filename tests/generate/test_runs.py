@@ -177,6 +177,15 @@ def test_tokens_of_a_text_in_chunks_are_not_preceded_by_the_space_of_every_chunk
     assert max(map(len, chunks)) < 1024  # they do not wait for the end of the text
 
 
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_the_first_chunk_alone_begins_a_text(size: int) -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.beginning = (1,)
+    file = io.BytesIO(TEXT.encode(errors="surrogateescape"))
+    chunks = token_chunks(file.read, tokenizer, size=size, begins=True)
+    assert torch.cat(list(chunks)).tolist() == [1, *tokenizer.encode(TEXT)]
+
+
 def test_a_prompt_in_pieces_is_read_as_one(build: Build) -> None:
     model = build("attention(position=rope) h3(d_state=8)")
     tokens = torch.tensor([1, 2, 3, 4, 5, 6, 7])

@@ -261,6 +261,26 @@ def test_tokenizers_give_the_same_tokens(kind: str, tmp_path: Path) -> None:
     assert (written["truncation"], written["padding"]) == (None, None)
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_an_exported_tokenizer_begins_texts_as_the_runs_own(begins: bool, tmp_path: Path) -> None:
+    import tokenizers
+    from transformers import AutoTokenizer
+
+    small_bpe(tmp_path)
+    end = "<|endoftext|>"
+    made = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[end, "$A"], special_tokens=[(end, 0)]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    own = load_tokenizer(tmp_path) if begins else load_tokenizer(tmp_path).without_beginning()
+    hf.tokenizer(own).save_pretrained(tmp_path / "saved")
+    found = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert found(TEXT)["input_ids"] == own.prompt(TEXT).tolist()
+    assert own.beginning == ((0,) if begins else ())
+    assert found.bos_token_id == own.begin_of_text
+
+
 def small_bpe(folder: Path) -> Tokenizer:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers

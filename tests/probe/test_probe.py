@@ -513,9 +513,10 @@ def test_special_tokens_and_the_end_may_be_those_of_the_tokenizer(
         single=f"{end} $A", special_tokens=[(end, 0)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    reader = load_reader(f"hf:{folder}")
-    assert reader.end == {0}
-    assert reader.prompt("to be") == [0, *reader.encode("to be")]
+    for spec in (f"hf:{folder}", str(folder)):
+        reader = load_reader(spec)
+        assert reader.end == {0}
+        assert reader.prompt("to be") == [0, *reader.encode("to be")]
 
 
 def test_only_learned_positions_limit_the_length(tiny: Path, tmp_path: Path) -> None:

@@ -128,6 +128,27 @@ class Ending(ByteTokenizer):
         return self._end
 
 
+class Begun(ByteTokenizer):
+    """Puts a token before a text."""
+
+    beginning = (1,)
+
+
+def test_a_prompt_and_the_first_turn_alone_begin_a_text(client: Client) -> None:
+    with running(make_app(PrefixStates(MODEL), Begun(), "tiny")) as begun:
+        found, wanted = begun.complete("the end"), client.complete([1, *b"the end"])
+        first, same = begun.respond("the end"), client.respond([1, *b"the end"])
+        turns = [
+            where.respond(" and more", previous_response_id=answer["id"])
+            for where, answer in ((begun, first), (client, same))
+        ]
+    assert found["choices"] == wanted["choices"]
+    assert found["usage"]["prompt_tokens"] == 8
+    assert first["output"][0]["content"] == same["output"][0]["content"]
+    assert turns[0]["output"][0]["content"] == turns[1]["output"][0]["content"]
+    assert turns[0]["usage"] == turns[1]["usage"]
+
+
 def test_a_text_ends_before_the_token_that_ends_it() -> None:
     tokens = continued(b"the end", 12)
     place = next(n for n in range(3, 12) if tokens[n] not in tokens[:n])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from stateline.data.examples import AnswerText
+from stateline.data.examples import AnswerText, ExampleReader
 from stateline.data.token_text import TokenText
 from stateline.errors import InputError
 from stateline.evaluate import evaluate, evaluate_by_position
@@ -143,6 +143,13 @@ def test_packed_and_separate_examples_have_one_score(path: Path, documents: Any)
     assert scores["answer_loss"] == pytest.approx(float(torch.cat(losses).mean()), rel=1e-9)
     assert scores.keys() == task.score_names()
     assert max(evaluate_by_position(model, task, 64, batches=0)) <= 64
+
+
+def test_a_prompt_begins_as_in_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stateline.data.ByteTokenizer.beginning", (1,))
+    path = write(tmp_path / "one.jsonl", {"prompt": "ab", "answer": "c"})
+    (example,) = ExampleReader("byte", prompt="prompt", answer="answer").read(str(path))
+    assert (example.tokens.tolist(), example.answer) == ([1, *b"abc\n"], 3)
 
 
 def test_answers_that_greedy_decoding_gives_exactly_are_counted(tmp_path: Path) -> None:

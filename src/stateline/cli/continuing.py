@@ -94,7 +94,8 @@ _ENDINGS = ("", ".draft")
 def _draft(given: Namespace, tokenizer: Tokenizer) -> LanguageModel:
     """The draft, which must read the same tokens."""
     draft, draft_tokenizer = open_model(given, given.draft)
-    if draft_tokenizer.to_json() != tokenizer.to_json():
+    own, other = (each.without_beginning() for each in (tokenizer, draft_tokenizer))
+    if other.to_json() != own.to_json():
         raise InputError(
             f"the draft {given.draft} has another tokenizer than {given.run}: give a draft that "
             "was trained with the same one"
@@ -151,10 +152,12 @@ def _keep(
 def _read(given: Namespace, readers: Sequence[_Reader], tokenizer: Tokenizer) -> list[SessionState]:
     """The state of each model after the prompt, which comes from stdin or the command line."""
     chunks: Iterable[Tensor] = ()
+    begins = readers[0].state is None
     if given.stream:
-        chunks = generate.token_chunks(sys.stdin.buffer.read, tokenizer)
+        chunks = generate.token_chunks(sys.stdin.buffer.read, tokenizer, begins=begins)
     elif given.prompt is not None:
-        chunks = [torch.from_numpy(tokenizer.encode(given.prompt))]
+        encode = tokenizer.prompt if begins else tokenizer.encode
+        chunks = [torch.from_numpy(encode(given.prompt))]
     for chunk in chunks:
         for reader in readers if len(chunk) else ():
             reader.take(chunk)
@@ -187,7 +190,8 @@ def _continue_batch(
     """Print a JSON object for each prompt, in order; each continues a fork of the kept state."""
     model, prefixes = reader.model, reader.prefixes
     prompts = _lines(given.prompts)
-    rows = [torch.from_numpy(tokenizer.encode(prompt)) for prompt in prompts]
+    encode = tokenizer.prompt if reader.state is None else tokenizer.encode
+    rows = [torch.from_numpy(encode(prompt)) for prompt in prompts]
     if prefixes is not None:
         read = [prefixes.read(row) for row in rows]
         state = cat_states([row.state for row in read])

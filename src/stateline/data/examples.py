@@ -99,7 +99,7 @@ class ExampleReader:
         row = row_of_line(line, place)
         chat = isinstance(row, dict) and CHAT in row and self._fields["prompt"] not in row
         texts = self._of_chat(row[CHAT], place) if chat else self._of_fields(row, place)
-        prompt, answer = (self.tokenizer.encode(text) for text in texts)
+        prompt, answer = self.tokenizer.prompt(texts[0]), self.tokenizer.encode(texts[1])
         for what, text, tokens in zip(self._fields, texts, (prompt, answer), strict=True):
             if not text.strip() or not len(tokens):
                 raise InputError(f"{place} has an empty {what}: fill it, or leave the line out")

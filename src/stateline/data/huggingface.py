@@ -43,10 +43,12 @@ class SpecialTokens(NamedTuple):
     """What the files beside a tokenizer's say about its special tokens.
 
     Attributes:
+        begin: Name of the token that begins a text; empty if there is none.
         end: Name of the end-of-text token; empty if there is none.
         ends: Numbers of all tokens that end a generated text.
     """
 
+    begin: str = ""
     end: str = ""
     ends: tuple[int, ...] = ()
 
@@ -57,7 +59,8 @@ _NONE_NAMED = SpecialTokens()
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer of the package ``tokenizers``, without its truncation and padding.
 
-    Special tokens are neither added when encoding nor left out when decoding.
+    Special tokens are neither added by ``encode`` nor left out when decoding; ``prompt`` adds those
+    that the tokenizer's post-processor puts before a text.
 
     Args:
         text: Contents of its file.
@@ -92,6 +95,21 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = 1 + max(numbers.values(), default=-1)
         if not self.vocab_size:
             raise InputError(f"the tokenizer {source} has no tokens: give another")
+        self.beginning = self._put_before()
+
+    def _put_before(self) -> tuple[int, ...]:
+        """The tokens that the post-processor puts before a text, here of one token of padding."""
+        text = self._tokenizer.encode("", add_special_tokens=False)
+        text.truncate(0)
+        text.pad(1)
+        found = self._tokenizer.post_process(text)
+        return tuple(found.ids[: found.attention_mask.index(0)])
+
+    @property
+    def begin_of_text(self) -> int | None:
+        """The token that its settings name, or else the last one that it puts before a text."""
+        number = self._tokenizer.token_to_id(self._special.begin) if self._special.begin else None
+        return super().begin_of_text if number is None else number
 
     @property
     def end_of_text(self) -> int | None:
@@ -123,6 +141,15 @@ class HuggingFaceTokenizer(Tokenizer):
                 f"{' '.join(str(error).split())}; use one that knows all characters, such as 'byte'"
             ) from error
         return np.array(encoding.ids, dtype=np.int64)
+
+    def without_beginning(self) -> "HuggingFaceTokenizer":
+        """This tokenizer without a token that begins a text, also in its file."""
+        if self.begin_of_text is None:
+            return self
+        text, special = self._text, self._special._replace(begin="")
+        if self.beginning:
+            text = json.dumps(json.loads(text) | {"post_processor": None}, ensure_ascii=False)
+        return HuggingFaceTokenizer(text, self._source, special)
 
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[Int[np.ndarray, " length"]]:
         """The tokens of a text that comes in pieces.
@@ -173,12 +200,12 @@ class HuggingFaceTokenizer(Tokenizer):
     def save(self, path: str | Path) -> None:
         """Write its file, and beside it the files that name its special tokens."""
         super().save(path)
-        if self._special.end:
-            settings = json.dumps({"eos_token": self._special.end})
-            write_text(Path(path).with_name(SETTINGS), settings)
-        if self._special.ends:
-            generation = json.dumps({"eos_token_id": self._special.ends})
-            write_text(Path(path).with_name(GENERATION), generation)
+        begin, end, ends = self._special
+        named = {"bos_token": begin, "eos_token": end}
+        settings = {key: name for key, name in named.items() if name}
+        for file, given in ((SETTINGS, settings), (GENERATION, {"eos_token_id": ends})):
+            if any(given.values()):
+                write_text(Path(path).with_name(file), json.dumps(given))
 
 
 class _WindowDecoder(Decoder):
@@ -220,7 +247,11 @@ class _WindowDecoder(Decoder):
 
 
 def load_pair(folder: Path) -> HuggingFaceTokenizer:
-    """Read the byte-level BPE of a folder that has GPT-2's two files."""
+    """Read the byte-level BPE of a folder that has GPT-2's two files.
+
+    A tokenizer of OPT puts ``bos_token`` before a text; its settings say so by ``add_bos_token``,
+    which counts only without a ``tokenizer.json``, as in transformers.
+    """
     vocabulary, merges = (
         next((folder / name for name in names if (folder / name).is_file()), None)
         for names in (_VOCABULARY, _MERGES)
@@ -239,7 +270,14 @@ def load_pair(folder: Path) -> HuggingFaceTokenizer:
         ) from error
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = package.decoders.ByteLevel()
-    return HuggingFaceTokenizer(tokenizer.to_str(), str(folder), special_tokens(folder))
+    special, number = special_tokens(folder), None
+    if special.begin and _settings(folder).get("add_bos_token") is True:
+        number = tokenizer.token_to_id(special.begin)
+    if number is not None:
+        tokenizer.post_processor = package.processors.TemplateProcessing(
+            single=[special.begin, "$A"], special_tokens=[(special.begin, number)]
+        )
+    return HuggingFaceTokenizer(tokenizer.to_str(), str(folder), special)
 
 
 def special_tokens(folder: Path) -> SpecialTokens:
@@ -250,14 +288,18 @@ def special_tokens(folder: Path) -> SpecialTokens:
     Raises:
         InputError: If one of the files is damaged.
     """
-    settings, generation = (
-        read_json_object(folder / name, what) if (folder / name).is_file() else {}
-        for name, what in ((SETTINGS, "settings of a tokenizer"), (GENERATION, "settings"))
-    )
+    settings, generation = _settings(folder), _settings(folder, GENERATION)
     ends = generation.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     numbers = tuple(number for number in ends if isinstance(number, int))
-    return SpecialTokens(_name(settings.get("eos_token")), numbers)
+    begin, end = _name(settings.get("bos_token")), _name(settings.get("eos_token"))
+    return SpecialTokens(begin, end, numbers)
+
+
+def _settings(folder: Path, name: str = SETTINGS) -> dict[str, Any]:
+    """The settings in a file of a folder; empty if there is no such file."""
+    path = folder / name
+    return read_json_object(path, "settings of a tokenizer") if path.is_file() else {}
 
 
 def _name(token: Any) -> str:

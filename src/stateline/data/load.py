@@ -26,8 +26,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         spec: ``"byte"``; the file ``tokenizer.json`` of any tokenizer of ours or of Hugging Face;
             or a folder with that file, or with GPT-2's two: ``encoder.json`` (or ``vocab.json``)
             and ``vocab.bpe`` (or ``merges.txt``). The file ``tokenizer_config.json`` beside one of
-            Hugging Face names its end-of-text token, and ``generation_config.json`` other tokens
-            that end a generated text.
+            Hugging Face names the tokens that begin and end a text, and
+            ``generation_config.json`` other tokens that end a generated text.
 
     Raises:
         InputError: If there is none, if its file is damaged, or if the package ``tokenizers`` is

@@ -99,8 +99,13 @@ def make_plan(paths: Sequence[Path], settings: CorpusSettings) -> Plan:
     """
     fixed = None if settings.tokenizer == "character" else load_tokenizer(settings.tokenizer)
     sources = read_sources(paths, settings.text_key, settings.split_name)
-    tokenizer = fixed or CharacterTokenizer.of(
-        piece for document in sources.documents for piece in document.pieces(settings.newlines)
+    # Documents are kept as they are, so a model does not learn a token that begins them.
+    tokenizer = (
+        fixed.without_beginning()
+        if fixed
+        else CharacterTokenizer.of(
+            piece for document in sources.documents for piece in document.pieces(settings.newlines)
+        )
     )
     if settings.parts is not None:
         splits = split_by_bytes(sources.documents, settings.parts)

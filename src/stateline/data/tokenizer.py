@@ -43,10 +43,17 @@ class Tokenizer(ABC):
         vocab_size: The largest token plus one.
         padded_size: Number of tokens of the model, where it is larger: output matrices are often
             padded to a round size. The tokens ``vocab_size`` and above have no text.
+        beginning: Tokens that the model expects before a text, such as ``<s>``; often none.
     """
 
     vocab_size: int
     padded_size: int = 0
+    beginning: tuple[int, ...] = ()
+
+    @property
+    def begin_of_text(self) -> int | None:
+        """The token that precedes the first token of a text; ``None`` if there is none."""
+        return self.beginning[-1] if self.beginning else None
 
     @property
     def end_of_text(self) -> int | None:
@@ -65,6 +72,27 @@ class Tokenizer(ABC):
         Raises:
             InputError: If the text cannot be encoded.
         """
+
+    def begin(self, tokens: Int[np.ndarray, " length"]) -> Int[np.ndarray, " begun"]:
+        """Put ``beginning`` before the tokens of a text, unless it begins with them itself."""
+        start = np.array(self.beginning, dtype=np.int64)
+        if np.array_equal(tokens[: len(start)], start):
+            return tokens
+        return np.concatenate([start, tokens])
+
+    def prompt(self, text: str) -> Int[np.ndarray, " length"]:
+        """The tokens of a text that a model reads from its beginning.
+
+        A text that continues another has the tokens of :meth:`encode`.
+
+        Raises:
+            InputError: If the text cannot be encoded.
+        """
+        return self.begin(self.encode(text))
+
+    def without_beginning(self) -> "Tokenizer":
+        """This tokenizer for models that have read texts without ``beginning``."""
+        return self
 
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[Int[np.ndarray, " length"]]:
         """The tokens of a text that comes in pieces; joined, they are the tokens of the text.

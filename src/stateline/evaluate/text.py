@@ -34,6 +34,8 @@ FIRST_BUCKET = 64
 class TextScore:
     """How well a model predicts a text. The first token is not scored: nothing precedes it.
 
+    In a file it is the token that begins a text, if the tokenizer has one.
+
     Attributes:
         losses: Losses in nats, by position in the text, or in the window if windows were read.
         n_bytes: Bytes of the scored tokens; 0 if they were not counted.
@@ -154,9 +156,10 @@ def score_file(
     regular_file(Path(path), "text")
     try:
         with Path(path).open("rb") as file:
-            pieces = token_chunks(file.read, tokenizer)
+            pieces = token_chunks(file.read, tokenizer, begins=True)
             first = next(pieces)
-            unscored = len(utf8(tokenizer.decode(first[:1].tolist())))
+            of_text = first[: 0 if tokenizer.beginning else 1].tolist()
+            unscored = len(utf8(tokenizer.decode(of_text)))
             score = score_text(
                 model, chain([first], pieces), chunk=chunk, window=window, stride=stride
             )

@@ -112,7 +112,8 @@ class Model:
         """Input of the first layer and output of each layer, at every position.
 
         Args:
-            text: A text, or tokens.
+            text: A text, whose positions begin with those of the tokens that begin it (see
+                ``Tokenizer.prompt``), or tokens.
         """
         tokens = self._tokens(text) if isinstance(text, str) else text
         return self.module.hidden_states(tokens.to(self.module.embedding.weight.device))
@@ -128,7 +129,7 @@ class Model:
             self.tokenizer.save(Path(folder) / FILE)
 
     def _tokens(self, text: str) -> Int[Tensor, "1 length"]:
-        return torch.from_numpy(self.tokenizer.encode(text))[None].long()
+        return torch.from_numpy(self.tokenizer.prompt(text))[None].long()
 
 
 def load(

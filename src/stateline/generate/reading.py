@@ -21,7 +21,11 @@ CHUNK_BYTES = 1 << 16
 
 
 def token_chunks(
-    read_bytes: Callable[[int], bytes], tokenizer: Tokenizer, *, size: int = CHUNK_BYTES
+    read_bytes: Callable[[int], bytes],
+    tokenizer: Tokenizer,
+    *,
+    size: int = CHUNK_BYTES,
+    begins: bool = False,
 ) -> Iterator[Int[Tensor, " length"]]:
     """Tokens of a text in UTF-8, in chunks; joined, they are the tokens of the text.
 
@@ -33,6 +37,7 @@ def token_chunks(
             the ``read`` of a file.
         tokenizer: Tokenizer of the model.
         size: Bytes to read at a time.
+        begins: Whether the tokens that begin a text are added; see ``Tokenizer.prompt``.
 
     Example:
         >>> import io
@@ -49,7 +54,9 @@ def token_chunks(
         if cut := decoder.decode(b"", final=True):  # inside a character
             yield cut
 
-    yield from map(torch.from_numpy, tokenizer.encode_pieces(pieces()))
+    for number, tokens in enumerate(tokenizer.encode_pieces(pieces())):
+        first = begins and number == 0
+        yield torch.from_numpy(tokenizer.begin(tokens) if first else tokens)
 
 
 def prefill_chunks(

@@ -68,8 +68,12 @@ def export(
     # A model that reads token numbers has no tokenizer.
     text, record = None if isinstance(own, NumberTokenizer) else tokenizer(own), find_record(run)
     end = None if text is None else text.eos_token_id
-    ends = sorted(own.end_tokens)
-    wrapped = wrap(model, eos_token_id=ends if len(ends) > 1 else end, bos_token_id=end)
+    begin, ends = own.begin_of_text, sorted(own.end_tokens)
+    wrapped = wrap(
+        model,
+        eos_token_id=ends if len(ends) > 1 else end,
+        bos_token_id=end if begin is None else begin,
+    )
     if text is not None:
         wrapped.generation_config.pad_token_id = text.pad_token_id
     code = bundled_code(model) if self_contained else _REMOTE_CODE if remote_code else ""

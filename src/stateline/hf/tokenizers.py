@@ -27,6 +27,8 @@ def tokenizer(source: str | Path | Tokenizer) -> PreTrainedTokenizerFast:
     made = PreTrainedTokenizerFast(
         tokenizer_object=_converted(given), clean_up_tokenization_spaces=False, padding_side="left"
     )
+    if given.begin_of_text is not None:
+        made.bos_token = made.convert_ids_to_tokens(given.begin_of_text)
     if given.end_of_text is not None:
         made.eos_token = made.convert_ids_to_tokens(given.end_of_text)
     made.add_special_tokens({"pad_token": PADDING})

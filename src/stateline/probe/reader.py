@@ -70,6 +70,10 @@ class StatelineReader(Reader):
         """The tokens of a text."""
         return self.tokenizer.encode(text).tolist()
 
+    def prompt(self, text: str) -> list[int]:
+        """The tokens of a prompt, after those that begin a text."""
+        return self.tokenizer.prompt(text).tolist()
+
     def decode(self, tokens: Tokens) -> str:
         """The text of tokens."""
         return self.tokenizer.decode(tokens)

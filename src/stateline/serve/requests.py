@@ -66,13 +66,14 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Word | None = None
     user: str | None = None
 
-    def row_of(self, text: str | Tokens, tokenizer: Tokenizer) -> Row:
-        """The row that continues a text; each kind of request adds its own fields."""
+    def row_of(self, text: str | Tokens, tokenizer: Tokenizer, *, begins: bool) -> Row:
+        """The row that continues a text, from its beginning or not; each kind adds its fields."""
+        encode = tokenizer.prompt if begins else tokenizer.encode
         temperature = 1.0 if self.temperature is None else self.temperature
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         top_k = None if self.top_k in (0, -1) else self.top_k
         return Row(
-            tokenizer.encode(text).tolist() if isinstance(text, str) else text,
+            encode(text).tolist() if isinstance(text, str) else text,
             sampling=Sampling(temperature, top_k, self.top_p, penalty, self.min_p or None),
             seed=secrets.randbits(62) if self.seed is None else self.seed,
             stop=self.stop or (),
@@ -99,7 +100,7 @@ class CompletionRequest(Request, kw_only=True, forbid_unknown_fields=True):
         """The row of a prompt."""
         if self.echo:
             raise InputError("echo is not offered: join the prompt and the answer yourself")
-        row = self.row_of(_only(self.prompt), tokenizer)
+        row = self.row_of(_only(self.prompt), tokenizer, begins=True)
         row.new_tokens, row.log_probs = self.max_tokens or 16, self.logprobs
         return row
 
@@ -125,7 +126,7 @@ class ResponseRequest(Request, kw_only=True, forbid_unknown_fields=True):
 
     def row(self, tokenizer: Tokenizer) -> Row:
         """The row of an input, which may continue a kept state."""
-        row = self.row_of(self.input, tokenizer)
+        row = self.row_of(self.input, tokenizer, begins=self.previous_response_id is None)
         row.new_tokens = self.max_output_tokens or 256
         row.store = self.store is not False
         if self.previous_response_id is not None:

@@ -78,7 +78,7 @@ class StatelineLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token before a text: the end-of-text token, or else the newline token, or else 0."""
+        """The end-of-text token, or else the newline token, or else 0."""
         if self.text.end_of_text is not None:
             return self.text.end_of_text
         try:
@@ -86,14 +86,18 @@ class StatelineLM(TemplateLM):
         except InputError:
             return 0
 
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a text: the one that begins texts, or else ``eot_token_id``."""
+        begin = self.text.begin_of_text
+        return self.eot_token_id if begin is None else begin
+
     def tok_encode(
-        self,
-        string: str,
-        add_special_tokens: bool | None = None,  # noqa: ARG002 (none are added)
-        **_: Any,
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """The tokens of a text."""
-        tokens: list[int] = self.text.encode(string).tolist()
+        """The tokens of a text, by default after those that begin one."""
+        encode = self.text.encode if add_special_tokens is False else self.text.prompt
+        tokens: list[int] = encode(string).tolist()
         return tokens
 
     @torch.inference_mode()
@@ -163,7 +167,8 @@ class StatelineLM(TemplateLM):
         """
         results = []
         for request in requests:
-            tokens = self.tok_encode(request.args[0])
+            # Differs from HFLM, which scores a token that begins the text after the same token.
+            tokens = self.tok_encode(request.args[0], add_special_tokens=False)
             total = self._carried(tokens) if self.model.max_len is None else self._windowed(tokens)
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
             results.append(total)
