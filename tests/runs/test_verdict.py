@@ -99,21 +99,29 @@ def test_models_that_only_some_seeds_solve_are_judged_by_the_share_of_these(
 
 
 @pytest.mark.parametrize(("models", "seeds", "looks"), [(5, 3, 1), (5, 6, 4), (2, 4, 1)])
+@pytest.mark.parametrize("levels", [(0.6, 0.9), (0.3, 0.45, 0.95), (0.6, 0.998)])
 @pytest.mark.parametrize("solved_at", [None, 0.99])
-def test_equal_models_with_two_plateaus_are_seldom_told_apart(
-    models: int, seeds: int, looks: int, solved_at: float | None
+def test_equal_models_with_plateaus_are_seldom_told_apart(
+    models: int, seeds: int, looks: int, levels: tuple[float, ...], solved_at: float | None
 ) -> None:
-    """By the t-test alone, 20 % of five models with three seeds would be.
+    """By the t-test alone, 20 % of five models with three seeds and two plateaus would be.
 
-    Two models with four seeds are in 2 / 4^4 = 0.8 % of comparisons.
+    Two models with four seeds and two plateaus are in 2 / 4^4 = 0.8 % of comparisons.
     """
     rng, trials, false = np.random.default_rng(seeds), 100, 0
     for _ in range(trials):
-        means = np.where(rng.random((models, seeds)) < 0.5, 0.9, 0.6)
-        scores = dict(enumerate((means + rng.normal(0, 0.005, means.shape)).tolist()))
+        means = rng.choice(levels, size=(models, seeds))
+        scores = dict(enumerate((means + rng.normal(0, 0.001, means.shape)).tolist()))
         named = {str(model): own for model, own in scores.items()}
         false += bool(judge(named, Kind(True, PROBLEMS, solved_at), looks=looks).better)
     assert false <= 4
+
+
+@pytest.mark.parametrize("later", [0.99, 0.45])
+def test_a_look_that_points_the_other_way_is_no_evidence(later: float) -> None:
+    """After three seeds b was better; with all six, a is."""
+    scores = {"a": [0.2, 0.201, 0.2, later, later, later], "b": [0.3, 0.301, 0.3]}
+    assert not judge(scores, Kind(True, solved_at=0.95), looks=4).better
 
 
 def test_models_on_one_side_of_two_kinds_are_told_apart_by_their_scores() -> None:

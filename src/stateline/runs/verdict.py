@@ -7,11 +7,12 @@ that a few seeds that agree by chance do not decide.
 
 The t-test assumes scores that spread evenly around their mean. Where the seeds of some model fall
 into two kinds, models of different kinds are compared by their shares of seeds of the better kind,
-by Barnard's exact test. Two kinds are seeds that solve a task and seeds that do not; without such a
-goal, seeds on either side of the one wide gap between all scores. If no seed shows that there are
-two kinds, as when all seeds of one model are of the better kind and all of another are not, equal
-models are told apart by luck: of two models with n seeds each, in at most 2 / 4^n of comparisons
-(12 % for two seeds, 3 % for three), and more rarely if there are more models.
+by Barnard's exact test. Two kinds are seeds that solve a task and seeds that do not, or seeds on
+either side of the one wide gap between all scores; among the scores of one kind, there may be two
+kinds again. If no seed shows that there are two kinds, as when all seeds of one model are of the
+better kind and all of another are not, equal models are told apart by luck: of two models with n
+seeds each, in at most 2 / 4^n of comparisons (12 % for two seeds, 3 % for three), and more rarely
+if there are more models.
 
 **One may look after every seed** if the number of looks is fixed before (:func:`judge` with
 ``looks``). A pair is then told apart if the test at one of the looks tells it apart; each look
@@ -21,6 +22,7 @@ rate holds for any choice of the models that get more seeds.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import combinations, pairwise
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -121,11 +123,11 @@ def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: in
         for model, own in scores.items()
     }
     known = [m for m in scores if len(usable[m]) == len(scores[m]) >= 2]
-    kind, split = _two_kinds([usable[model] for model in known], kind)
+    cuts = _cuts([usable[model] for model in known], kind)
 
-    def rank(model: str) -> tuple[float, float]:
+    def rank(model: str) -> tuple[float, ...]:
         own, side = usable[model], 1 if kind.higher_is_better else -1
-        return (len(kind.solved(own)) / len(own) if split else 0.0), side * fmean(own)
+        return *(len(cut.solved(own)) / len(own) for cut in cuts), side * fmean(own)
 
     known.sort(key=rank, reverse=True)
     pairs = list(combinations(known, 2))
@@ -133,7 +135,7 @@ def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: in
     better = {
         (first, second)
         for first, second in pairs
-        if _least_chance(usable[first], usable[second], kind, split=split, looks=looks) < rate
+        if _least_chance(usable[first], usable[second], kind, cuts, looks) < rate
     }
     groups: list[list[str]] = []
     for model in known:
@@ -144,46 +146,62 @@ def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: in
     return Verdict(groups, better, [model for model in scores if model not in known])
 
 
-def _two_kinds(scores: Sequence[Sequence[float]], kind: Kind) -> tuple[Kind, bool]:
-    """Whether the seeds of a model fall into two kinds, and the kind whose goal parts them."""
-    goals = [kind.solved_at]
+def _cuts(scores: Sequence[Sequence[float]], kind: Kind) -> list[Kind]:
+    """The goals that part seeds of one model into two kinds; each one after the first, in a part.
+
+    Returns:
+        The kind with each goal: of all seeds, then of the better ones, then of the others.
+    """
     pooled = sorted(value for own in scores for value in own)
     gaps = sorted((after - value, (after + value) / 2) for value, after in pairwise(pooled))
-    if len(gaps) > 1 and gaps[-1][0] > WIDE * gaps[-2][0]:
-        goals.append(gaps[-1][1])
-    for goal in goals:
-        parted = kind._replace(solved_at=goal)
-        if any(map(parted.split, scores)):
-            return parted, True
-    return kind, False
+    goal = None
+    if any(map(kind.split, scores)):
+        goal = kind.solved_at
+    elif len(gaps) > 1 and gaps[-1][0] > WIDE * gaps[-2][0]:
+        middle = gaps[-1][1]
+        goal = middle if any(own and min(own) < middle < max(own) for own in scores) else None
+    if goal is None:
+        return []
+    cut, rest = kind._replace(solved_at=goal), kind._replace(solved_at=None)
+    better = [cut.solved(own) for own in scores]
+    others = [[v for v in own if v not in good] for own, good in zip(scores, better, strict=True)]
+    return [cut, *_cuts(better, rest), *_cuts(others, rest)]
 
 
 def _least_chance(
-    first: Sequence[float], second: Sequence[float], kind: Kind, *, split: bool, looks: int
+    first: Sequence[float], second: Sequence[float], kind: Kind, cuts: Sequence[Kind], looks: int
 ) -> float:
     """The chance of a pair; with several looks, the smallest over all looks of both models."""
     if looks == 1:
-        return _chance(first, second, kind, split=split)
+        return _chance(first, second, kind, cuts)
     last = min(len(first), len(second), FIRST_LOOK + looks - 1)
     seen = ((first[:n], second[:n]) for n in range(FIRST_LOOK, last + 1))
-    return min((_chance(*own, kind, split=split) for own in seen), default=1.0)
+    return min((_chance(*own, kind, cuts) for own in seen), default=1.0)
 
 
-def _chance(first: Sequence[float], second: Sequence[float], kind: Kind, *, split: bool) -> float:
-    """Probability of such a difference, or a larger one, between equal models."""
-    shares = [(len(kind.solved(own)), len(own)) for own in (first, second)]
-    if split and {solved / n for solved, n in shares} not in ({0.0}, {1.0}):
-        return barnard(*shares)
-    difference = abs(fmean(first) - fmean(second))
+def _chance(
+    first: Sequence[float], second: Sequence[float], kind: Kind, cuts: Sequence[Kind]
+) -> float:
+    """Probability of such an advantage of the first or the second of equal models.
+
+    It is 1 if the first has none.
+    """
+    for cut in cuts:
+        one, other = [(len(cut.solved(own)), len(own)) for own in (first, second)]
+        shares = one[0] / one[1], other[0] / other[1]
+        if {*shares} not in ({0.0}, {1.0}):
+            return barnard(one, other) if shares[0] > shares[1] else 1.0
+    difference = (fmean(first) - fmean(second)) * (1 if kind.higher_is_better else -1)
     free = [len(own) - 1 for own in (first, second)]
     squares = [_deviation(own, kind.problems) ** 2 for own in (first, second)]
     pooled = sum(n * square for n, square in zip(free, squares, strict=True)) / sum(free)
     error = math.sqrt(pooled * (1 / len(first) + 1 / len(second)))
-    if difference == 0 or error == 0:
-        return 1.0 if difference == 0 else 0.0
+    if difference <= 0 or error == 0:
+        return 1.0 if difference <= 0 else 0.0
     return two_sided(difference / error, sum(free))
 
 
+@cache
 def barnard(first: tuple[int, int], second: tuple[int, int]) -> float:
     """Barnard's test: the largest chance, over all shares, of as large a difference of shares.
 
