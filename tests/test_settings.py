@@ -48,6 +48,8 @@ def test_numbers_of_numpy_and_pytorch_become_those_of_python(number: Any) -> Non
     assert (type(config.vocab_size), type(config.d_model)) == (int, int)
     assert ModelConfig.from_json(config.to_json()) == config == ModelConfig("lstm", 2, d_model=2)
     assert type(made(size=number)["size"]) is int
+    layers = {"attention": {"n_heads": number}}
+    assert ModelConfig("attention", 2, layers=layers).layers == {"attention": {"n_heads": 2}}
     with pytest.raises(InputError, match=r"wants d_model to be int, got 2\.5"):
         ModelConfig("lstm", 2, d_model=np.float32(2.5))  # type: ignore[arg-type]
 

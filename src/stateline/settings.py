@@ -119,7 +119,9 @@ def check_keywords(
 
 
 def _plain(value: Any) -> Any:
-    """Python's number for one of NumPy or PyTorch; anything else as it is."""
+    """Python's numbers for those of NumPy or PyTorch, also in mappings; anything else as it is."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
     return value.item() if getattr(value, "shape", None) == () else value
 
 

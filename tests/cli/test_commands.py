@@ -247,6 +247,15 @@ def test_info_and_capacity_show_the_model_of_a_recipe(
     )
 
 
+def test_info_refuses_the_recipe_of_a_classifier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "rows.yaml"
+    recipe.write_text("pattern: s4d\ntask: signals(path=x)\nmodel: {pooling: last}\n")
+    assert main(["info", str(recipe)]) == 2
+    assert "makes a classifier, which is not shown" in capsys.readouterr().err
+
+
 def test_info_knows_published_models(capsys: pytest.CaptureFixture[str]) -> None:
     shown = said(capsys, "info", "mamba-130m")
     assert "mamba*24  d_model 768, vocabulary 50280" in shown

@@ -83,10 +83,10 @@ def test_lines_and_rows_of_packed_files_are_documents(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     wanted = [f"{number} é" if number != 2 else "" for number in range(5)]
-    lines = "\n".join(json.dumps({"text": text}) for text in wanted)
+    lines = "\n".join(json.dumps({"text": text or None}) for text in wanted)
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    table = pa.table({"id": [*range(5)], "text": wanted})
+    table = pa.table({"id": [*range(5)], "text": [text or None for text in wanted]})
     parquet.write_table(table, tmp_path / "rows/b.parquet", row_group_size=2)
     numbers = [0, 1, 3, 4]
     packed = {f"a.jsonl.gz:{number + 1}": wanted[number] for number in numbers}

@@ -131,6 +131,10 @@ def test_the_learning_rate_rises_linearly_and_is_never_zero(schedule: str) -> No
     assert min(shares) > 0
 
 
+def test_the_learning_rate_falls_also_in_a_short_training() -> None:
+    assert learning_rate_share(TrainConfig(steps=12, schedule="wsd"), 11) == 0.5
+
+
 @pytest.mark.parametrize(
     ("schedule", "middle", "last"),
     [

@@ -88,8 +88,7 @@ def _untrained(given: Namespace, arguments: Sequence[str], parser: Parser) -> "L
     model = meta_model(resolve(given.model, settings))
     if wrong := _run_options(given):
         raise InputError(
-            f"{wrong} can be given only for the folder of a trained run, not for the "
-            f"pattern {given.model!r}"
+            f"{wrong} can be given only for the folder of a trained run, not for {given.model!r}"
         )
     assert isinstance(model, LanguageModel)
     return model.to(dtype)

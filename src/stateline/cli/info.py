@@ -17,6 +17,7 @@ from stateline.cli.options import StateDType, add_device_and_dtype, place
 from stateline.cli.parser import Parser
 from stateline.cli.recipe import SUFFIXES
 from stateline.devices import resolve_dtype
+from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.reports.format import short_bytes, short_number
 from stateline.settings import at_least
@@ -85,8 +86,12 @@ def resolve(text: str, given: Mapping[str, Any]) -> ModelConfig:
         from stateline.compare.recipe import read_models, read_recipe
 
         (model,) = read_models([read_recipe(text)[0]])
-        own = {name: value for name, value in model.model.items() if name != "pooling"}
-        return ModelConfig(**{"pattern": model.pattern, "vocab_size": 256, **own, **given})
+        if "pooling" in model.model:
+            raise InputError(
+                f"{text} makes a classifier, which is not shown: give a recipe of a language model"
+            )
+        settings = {"pattern": model.pattern, "vocab_size": 256, **model.model, **given}
+        return ModelConfig(**settings)
     if os.path.isdir(text) or "/" in text.partition("(")[0]:
         from stateline.generate.runs import read_model_config
 

@@ -120,14 +120,14 @@ def row_of_line(line: bytes, place: str) -> Any:
 
 
 def field_of_row(row: Any, key: str, place: str, option: str = "--text_key") -> bytes:
-    """The text in a field of a row; the InputError tells which ``option`` names the field."""
+    """The text in a field of a row, empty for null; an error tells which ``option`` names it."""
     wanted = f"{place} must have text in the field {key!r}"
     if not isinstance(row, dict):
         raise InputError(f"{wanted}, but it has no fields: {row!r:.40}; correct it or leave it out")
     if key not in row:
         known = ", ".join(map(repr, row)) or "none"
         raise InputError(f"{wanted}, but it has {known}: name the field of the text with {option}")
-    text = row[key]
+    text = "" if row[key] is None else row[key]
     if not isinstance(text, str):
         raise InputError(f"{wanted}, but it has {text!r:.40} there: name another with {option}")
     return text.encode(errors="surrogatepass")

@@ -76,7 +76,7 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
 
 
 def _check_unpacked(file: Path) -> None:
-    if file.suffix in _PACKED and not file.name.endswith(_ROWS):
+    if file.suffix.lower() in _PACKED and not file.name.endswith(_ROWS):
         raise InputError(
             f"the source {file} is packed, so its bytes are no text: unpack it first, or write it "
             "with Dataset.save_to_disk of the package datasets"

@@ -81,7 +81,7 @@ class TrainConfig:
         schedule_steps: Update at which ``linear``, ``cosine`` or ``wsd`` ends; the learning rate
             then stays as it is. By default the last one.
         decay_steps: For ``wsd``: updates in which the learning rate falls, by default a tenth of
-            those until its end; at most those after the warm-up.
+            those until its end, but at least 2; at most those after the warm-up.
         final_share: Learning rate at the end of ``linear``, ``cosine`` or ``wsd`` as a share of the
             highest, from 0 to 1; by default 0.1 for ``cosine`` and 0 for the others.
         warmup_steps: Updates in which the learning rate rises linearly; at most half of all

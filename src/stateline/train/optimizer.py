@@ -298,7 +298,7 @@ def learning_rate_share(config: TrainConfig, step: int) -> float:
         return 1.0
     length, final = end - begin, config.final_share
     if config.schedule == "wsd":
-        length = min(length, config.decay_steps or end // 10)
+        length = min(length, config.decay_steps or max(2, end // 10))
     left = min(1.0, max(0, end - step) / max(1, length))
     if config.schedule == "cosine":
         final = 0.1 if final is None else final

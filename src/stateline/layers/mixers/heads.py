@@ -196,11 +196,14 @@ class HeadSettings:
             return Rotary(dims, self.rope_base, None)
         factor, low, high = self.rope_factor, self.rope_low, self.rope_high
         original = self.rope_original_len
-        ordered = self.rope_scaling != "llama3" or 0 < low < high
-        if factor <= 0 or original < 1 or not ordered:
+        if factor <= 0 or original < 1:
             raise InputError(
-                "rope_scaling needs a positive rope_factor and rope_original_len, and "
-                f"0 < rope_low < rope_high, got {factor}, {original}, {low} and {high}"
+                "rope_scaling needs a positive rope_factor and rope_original_len, got "
+                f"{factor} and {original}"
+            )
+        if self.rope_scaling == "llama3" and not 0 < low < high:
+            raise InputError(
+                f"rope_scaling=llama3 needs 0 < rope_low < rope_high, got {low} and {high}"
             )
         if self.rope_scaling == "yarn":
             return Rotary(dims, self.rope_base, self._yarn())

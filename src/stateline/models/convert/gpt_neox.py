@@ -151,7 +151,7 @@ def _repeat_after_me_parts(config: ModelConfig, _: Settings) -> list[Part]:
     Without rotary positions, all but the first quarter of a head's entries count twice in the
     official score, :math:`(q \cdot k + q_{r:} \cdot k_{r:}) / \sqrt d` with
     :math:`r = \lfloor d / 4 \rfloor`. The paper does not mention this. Here, these entries of q are
-    twice as large instead, which gives the same scores, bit for bit.
+    twice as large instead, which gives the same scores up to rounding.
     """
     parts, attention = decoder_parts(config, NAMES), groups(config, NAMES).first("attention")
     if attention["position"] == "rope":
