@@ -8,8 +8,8 @@ that a few seeds that agree by chance do not decide.
 The t-test assumes scores that spread evenly around their mean. Where the seeds of some model fall
 into two kinds, models of different kinds are compared by their shares of seeds of the better kind,
 by Barnard's exact test. Two kinds are seeds that solve a task and seeds that do not, or seeds on
-either side of the one wide gap between all scores; among the scores of one kind, there may be two
-kinds again. If no seed shows that there are two kinds, as when all seeds of one model are of the
+either side of a wide gap between scores; among the scores of one kind, there may be two kinds
+again. If no seed shows that there are two kinds, as when all seeds of one model are of the
 better kind and all of another are not, equal models are told apart by luck: of two models with n
 seeds each, in at most 2 / 4^n of comparisons (12 % for two seeds, 3 % for three), and more rarely
 if there are more models.
@@ -43,7 +43,10 @@ SPLIT = 0.1
 the score that counts as solved."""
 
 WIDE = 2
-"""How many times as wide as any other gap between scores the gap between two kinds is."""
+"""How many times as wide as any other gap between scores the gaps between kinds are."""
+
+MOST_KINDS = 4
+"""Largest number of kinds that are looked for at a time."""
 
 
 class Verdict(NamedTuple):
@@ -153,13 +156,13 @@ def _cuts(scores: Sequence[Sequence[float]], kind: Kind) -> list[Kind]:
         The kind with each goal: of all seeds, then of the better ones, then of the others.
     """
     pooled = sorted(value for own in scores for value in own)
-    gaps = sorted((after - value, (after + value) / 2) for value, after in pairwise(pooled))
-    goal = None
-    if any(map(kind.split, scores)):
-        goal = kind.solved_at
-    elif len(gaps) > 1 and gaps[-1][0] > WIDE * gaps[-2][0]:
-        middle = gaps[-1][1]
-        goal = middle if any(own and min(own) < middle < max(own) for own in scores) else None
+    gaps = [(after - value, (after + value) / 2) for value, after in pairwise(pooled)]
+    gaps.sort(reverse=True)
+    goal = kind.solved_at if any(map(kind.split, scores)) else None
+    for (width, middle), (following, _) in pairwise(gaps[:MOST_KINDS]):
+        if goal is not None or not any(own and min(own) < middle < max(own) for own in scores):
+            break  # a gap that no model straddles may be a difference of models
+        goal = gaps[0][1] if width > WIDE * following else None
     if goal is None:
         return []
     cut, rest = kind._replace(solved_at=goal), kind._replace(solved_at=None)
