@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, ClassVar, Literal
 
 from stateline.errors import InputError
@@ -109,6 +110,11 @@ last_packed = lru_cache(maxsize=1)(gzip.open)
 def field_of_line(line: bytes, key: str, place: str) -> bytes:
     """The text in a field of a line of JSON; messages name the line by ``place``."""
     return field_of_row(row_of_line(line, place), key, place)
+
+
+def size_and_hash(text: bytes) -> dict[str, Any]:
+    """The fields of a document that follow from its text."""
+    return {"size": len(text), "sha256": sha256(text).hexdigest()}
 
 
 def row_of_line(line: bytes, place: str) -> Any:

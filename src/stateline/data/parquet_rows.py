@@ -1,13 +1,12 @@
 """Documents in Parquet files: the rows of one column, read a row group at a time."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from stateline.data.documents import Document, field_of_row
+from stateline.data.documents import Document, field_of_row, size_and_hash
 from stateline.errors import InputError, needed
 
 
@@ -44,8 +43,7 @@ def parquet_rows(file: Path, name: str, key: str) -> Iterator[ParquetDocument]:
             yield ParquetDocument(
                 name=f"{name}:{number}",
                 path=path,
-                size=len(text),
-                sha256=hashlib.sha256(text).hexdigest(),
+                **size_and_hash(text),
                 group=group,
                 row=row,
                 key=key,

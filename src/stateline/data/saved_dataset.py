@@ -1,13 +1,12 @@
 """Folders of ``Dataset.save_to_disk``; the only file that imports the package ``datasets``."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from stateline.data.documents import Document, field_of_row
+from stateline.data.documents import Document, field_of_row, size_and_hash
 from stateline.errors import InputError, needed
 
 _ONE, _SEVERAL = "state.json", "dataset_dict.json"
@@ -60,8 +59,7 @@ def rows(folder: Path, name: str, key: str) -> Iterator[RowDocument]:
         yield RowDocument(
             name=f"{name}:{number}",
             path=path,
-            size=len(text),
-            sha256=hashlib.sha256(text).hexdigest(),
+            **size_and_hash(text),
             row=number,
             key=key,
         )

@@ -14,6 +14,7 @@ from stateline.data.documents import (
     LineDocument,
     field_of_line,
     last_packed,
+    size_and_hash,
 )
 from stateline.data.folder import is_text, list_folder
 from stateline.data.parquet_rows import parquet_rows
@@ -124,8 +125,7 @@ def _lines(path: Path, name: str, text_key: str) -> Iterator[LineDocument]:
                 yield LineDocument(
                     name=f"{name}:{number}",
                     path=str(path),
-                    size=len(text),
-                    sha256=hashlib.sha256(text).hexdigest(),
+                    **size_and_hash(text),
                     line=number,
                     offset=offset,
                     key=text_key,

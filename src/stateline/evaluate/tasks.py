@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
 from stateline.evaluate.division import by_rows
 from stateline.evaluate.losses import Buckets, token_losses
 from stateline.generate import answer, generate
-from stateline.generate.session import device_of
+from stateline.generate.session import check_model, device_of
 from stateline.layers.base import row_inputs
 from stateline.layers.documents import Documents
 from stateline.layers.state import replace_rows
@@ -254,7 +254,7 @@ def _check_size(task: Task, length: int, batches: int) -> None:
 
 @contextmanager
 def _evaluating(model: AnyModel) -> Iterator[None]:
-    check_kind("model", model, nn.Module, "LanguageModel(ModelConfig('h3', vocab_size=256))")
+    check_model(model)
     was_training = model.training
     model.eval()
     try:

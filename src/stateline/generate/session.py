@@ -491,7 +491,7 @@ def template(model: LanguageModel, capacity: int = 0) -> SessionState:
     return first_token(model, token)._replace(model=model.init_state(1, capacity=capacity))
 
 
-def check_model(model: LanguageModel) -> None:
+def check_model(model: nn.Module) -> None:
     """Raise InputError unless it is a model; one that ``torch.compile`` made is, too."""
     check_kind("model", model, nn.Module, "LanguageModel(ModelConfig('h3', vocab_size=256))")
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
 
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.files import append_line, finite
-from stateline.generate.session import OutputIsNaN
+from stateline.generate.session import OutputIsNaN, check_model
 from stateline.layers import MoE
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
@@ -82,7 +81,7 @@ def train(
             says, the processes were given different runs, the folder cannot be written to, or its
             checkpoint cannot be used.
     """
-    check_kind("model", model, nn.Module, "LanguageModel(ModelConfig('h3', vocab_size=256))")
+    check_model(model)
     check_kind("task", task, Task, "make_task('copying')")
     check_kind("config", config, TrainConfig, "TrainConfig(steps=100)")
     processes = processes or Processes(device=next(model.parameters()).device)

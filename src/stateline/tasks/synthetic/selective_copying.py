@@ -23,7 +23,7 @@ class SelectiveCopying(LabelledTask):
     The target at each "=>" is the next data token; earlier answers are not among the inputs, so
     the model has to count. Longer rows have more noise, and as many data tokens.
 
-    Of the V token ids, 0 is ".", the noise, 1 to ``V - 2`` are data tokens and ``V - 1`` is "=>".
+    Of the V token ids, 0 is the noise ".", 1 to ``V - 2`` are data tokens, and ``V - 1`` is "=>".
 
     Args:
         vocab_size: V.
