@@ -36,7 +36,9 @@ from stateline.tasks.synthetic.associative_recall import AssociativeRecall
 from stateline.tasks.synthetic.copying import Copying
 from stateline.tasks.synthetic.duplicate_ngram import DuplicateNgram
 from stateline.tasks.synthetic.flip_flop import FlipFlop
+from stateline.tasks.synthetic.in_context_recall import InContextRecall
 from stateline.tasks.synthetic.induction_head import InductionHead
+from stateline.tasks.synthetic.memorization import Memorization
 from stateline.tasks.synthetic.multi_query_recall import MultiQueryRecall
 from stateline.tasks.synthetic.ngram_lookup import NgramLookup
 from stateline.tasks.synthetic.object_collision import ObjectCollision
@@ -70,10 +72,12 @@ __all__ = [
     "ExampleTask",
     "FlipFlop",
     "GeneratedTask",
+    "InContextRecall",
     "InductionHead",
     "LabelledTask",
     "ListOps",
     "LongTextTask",
+    "Memorization",
     "MultiQueryRecall",
     "NgramLookup",
     "ObjectCollision",
@@ -114,8 +118,10 @@ TASKS: Registry[type[Task]] = Registry(
         "duplicate_ngram": DuplicateNgram,
         "eeg": EEG,
         "flip_flop": FlipFlop,
+        "in_context_recall": InContextRecall,
         "induction_head": InductionHead,
         "listops": ListOps,
+        "memorization": Memorization,
         "multi_query_recall": MultiQueryRecall,
         "ngram_lookup": NgramLookup,
         "object_collision": ObjectCollision,
