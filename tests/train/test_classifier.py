@@ -115,3 +115,8 @@ def test_classifiers_are_compared_and_kept(tmp_path: Path) -> None:
     assert {entry.model for entry in results.speed} == {"s4d", "lstm"}
     folders = sorted((tmp_path / "out" / "runs").iterdir())
     assert {load_classifier(folder).config.n_classes for folder in folders} == {10}
+
+
+def test_a_loss_by_chunks_is_for_language_models(task: RowsTask) -> None:
+    with pytest.raises(InputError, match="loss_chunk is for language models, got a classifier"):
+        train(new_model(task), task, dataclasses.replace(CONFIG, loss_chunk=8))

@@ -148,7 +148,9 @@ def test_a_mistake_in_the_thread_ends_the_run(text: Text, monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.usefixtures("unannotated")
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
-@pytest.mark.parametrize("settings", [{}, CARRY], ids=["whole", "carried"])
+@pytest.mark.parametrize(
+    "settings", [{}, CARRY, {"loss_chunk": 9}], ids=["whole", "carried", "chunked loss"]
+)
 @pytest.mark.parametrize("documents", ["join", "pack"])
 def test_a_compiled_update_is_that_of_eager_mode(
     tmp_path: Path, documents: Literal["join", "pack"], settings: dict[str, Any]

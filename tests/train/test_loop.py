@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from stateline.errors import InputError
+from stateline.evaluate import losses
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import meta_model, training_bytes
@@ -121,21 +122,55 @@ def test_it_scores_every_so_often_and_at_the_end() -> None:
     ]
 
 
-@pytest.mark.cpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_memory_of_logits_is_foretold(tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize("carried", [{}, {"carry_state": True, "segment_len": 20}])
+def test_a_loss_by_chunks_is_the_loss(
+    tmp_path: Path, precision: str, carried: dict[str, Any]
+) -> None:
     (tmp_path / "text.txt").write_bytes(bytes(range(256)) * 64)
-    text = Text(path=str(tmp_path / "text.txt"), length=1024, batch_size=4)
+    text = Text(path=str(tmp_path / "text.txt"), length=30, batch_size=4)
+    settings = {"precision": precision, "log_every": 1, **carried}
+    made = []
+    for chunk in (None, 13, 10**6):
+        torch.manual_seed(0)
+        model = LanguageModel(
+            ModelConfig("lstm", 256, d_model=8, tie_embeddings=False, head_bias=True)
+        )
+        curve = run(text, of=model, loss_chunk=chunk, **settings).curve
+        made.append([(point.loss, point.gradient_norm) for point in curve])
+    limit = 1e-5 if precision == "float32" else 1e-3
+    for whole, *others in zip(*made, strict=True):
+        for other in others:
+            assert other == pytest.approx(whole, rel=limit)
+
+
+def _peak(folder: Path, **settings: Any) -> tuple[LanguageModel, int]:
+    """A model with 256 tokens, and the most bytes that its training took."""
+    (folder / "text.txt").write_bytes(bytes(range(256)) * 64)
+    text = Text(path=str(folder / "text.txt"), length=1024, batch_size=4)
     model = LanguageModel(ModelConfig("lstm", 256, d_model=4, feed_forward="none"))
     with torch.profiler.profile(profile_memory=True) as profiled:
-        run(text, of=model, steps=1, precision=precision)
+        run(text, of=model, steps=1, **settings)
     taken, most = 0, 0
     for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
             taken += event.nbytes()
             most = max(most, taken)
+    return model, most
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_memory_of_logits_is_foretold(
+    tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "_LOGITS", 2**18)  # so scores need less than training
+    model, whole = _peak(tmp_path, precision=precision)
     foretold = training_bytes(meta_model(model.config), 4, 1024)
-    assert most == pytest.approx(foretold["logits"] + foretold["activations"], rel=0.2)
+    assert whole == pytest.approx(foretold["logits"] + foretold["activations"], rel=0.2)
+    _, by_chunks = _peak(tmp_path, precision=precision, loss_chunk=1024)
+    less = training_bytes(meta_model(model.config), 4, 1024, loss_chunk=1024)
+    assert whole - by_chunks == pytest.approx(foretold["logits"] - less["logits"], rel=0.1)
 
 
 def largest_gradients(monkeypatch: pytest.MonkeyPatch, clip: float) -> list[float]:

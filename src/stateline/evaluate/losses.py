@@ -1,11 +1,17 @@
 """Losses of single tokens, and their means by position."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from stateline.models.language_model import Reduce, chunks
 from stateline.tasks.base import IGNORE
+
+_LOGITS = 2**24
+"""Logits that are in memory at a time, unless those of one position of each row are more."""
 
 
 def token_losses(
@@ -14,6 +20,16 @@ def token_losses(
     """Negative log-likelihood of each target in nats, in float32 or better; 0 where ignored."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.mT, targets, ignore_index=IGNORE, reduction="none")
+
+
+def losses_of(targets: Int[Tensor, "batch length"], vocab_size: int) -> Reduce:
+    """:func:`token_losses` in place of a model's logits, which are not all in memory at a time."""
+
+    def reduce(logits: Callable[[Tensor], Tensor], h: Tensor) -> Tensor:
+        parts = chunks(h, targets, _LOGITS // vocab_size)
+        return torch.cat([token_losses(logits(x), wanted) for x, wanted in parts], dim=1)
+
+    return reduce
 
 
 class Buckets:

@@ -14,7 +14,7 @@ from torch import Tensor
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
 from stateline.evaluate.division import by_rows
-from stateline.evaluate.losses import Buckets, token_losses
+from stateline.evaluate.losses import Buckets, losses_of
 from stateline.generate import answer, generate
 from stateline.generate.session import check_model, device_of
 from stateline.layers.base import row_inputs
@@ -300,7 +300,8 @@ def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: ran
     device = device_of(model)
 
     def losses(tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor:
-        return token_losses(model(tokens.to(device), starts=starts), targets.to(device))
+        reduce = losses_of(targets.to(device), model.config.vocab_size)
+        return model(tokens.to(device), starts=starts, reduce=reduce)
 
     for batch in islice(task.held_out(buckets.last), len(batches) or None):
         _add(buckets, by_rows(losses, *batch), batch)
@@ -318,8 +319,9 @@ def _carried(model: LanguageModel, task: TextTask, buckets: Buckets, batches: ra
         starts, fresh = (fresh, fresh[:, 0]) if fresh.ndim > 1 else (None, fresh)
         empty = model.init_state(len(tokens))
         state = empty if state is None else replace_rows(state, fresh, empty)
-        logits, state = model.forward_chunk(tokens.to(device), state, starts=starts)
-        return token_losses(logits, targets.to(device))
+        reduce = losses_of(targets.to(device), model.config.vocab_size)
+        losses, state = model.forward_chunk(tokens.to(device), state, starts=starts, reduce=reduce)
+        return losses
 
     for window in islice(task.held_out_rows(buckets.last), len(batches) or None):
         _add(buckets, by_rows(losses, *window), window)

@@ -14,7 +14,7 @@ from torch import Tensor
 from stateline.data import Tokenizer
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
-from stateline.evaluate.losses import Buckets, token_losses
+from stateline.evaluate.losses import Buckets, losses_of
 from stateline.files import regular_file
 from stateline.generate import token_chunks
 from stateline.generate.session import device_of
@@ -192,9 +192,10 @@ def _carried(
     for part in (part for piece in pieces for part in piece.split(chunk)):
         tokens = torch.cat([tokens, part[None].to(device)], dim=1)
         if tokens.shape[1] > 1:
-            logits, state = model.forward_chunk(tokens[:, :-1], state)
-            yield scored, token_losses(logits, tokens[:, 1:])[0]
-            scored += logits.shape[1]
+            reduce = losses_of(tokens[:, 1:], model.config.vocab_size)
+            losses, state = model.forward_chunk(tokens[:, :-1], state, reduce=reduce)
+            yield scored, losses[0]
+            scored += losses.shape[1]
         tokens = tokens[:, -1:]  # the last token is not yet fed
 
 
@@ -210,8 +211,13 @@ def _windowed(
     for piece in pieces:
         tokens = torch.cat([tokens, piece[None].to(device)], dim=1)
         while tokens.shape[1] > window:
-            losses = token_losses(model(tokens[:, :window]), tokens[:, 1 : window + 1])
-            yield scored, losses[0, scored:]
+            yield scored, _losses(model, tokens[:, : window + 1])[scored:]
             tokens, scored = tokens[:, stride:], window - stride
     if tokens.shape[1] - 1 > scored:
-        yield scored, token_losses(model(tokens[:, :-1]), tokens[:, 1:])[0, scored:]
+        yield scored, _losses(model, tokens)[scored:]
+
+
+def _losses(model: LanguageModel, tokens: Int[Tensor, "1 _"]) -> Float[Tensor, "_"]:
+    """The losses of all tokens but the first, from an empty state."""
+    reduce = losses_of(tokens[:, 1:], model.config.vocab_size)
+    return model(tokens[:, :-1], reduce=reduce)[0]

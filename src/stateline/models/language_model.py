@@ -1,5 +1,6 @@
 """A language model: a sequence layer from tokens to logits."""
 
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,21 @@ from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.linear import linear
 from stateline.settings import at_least
 
+Reduce = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+"""Computes what a model returns from its map to logits and the output of its last layer."""
+
+
+def chunks(h: Tensor, targets: Tensor, positions: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs of the last layer and targets, some positions of all rows at a time, in order.
+
+    Args:
+        h: Outputs (batch, length, d_model).
+        targets: The targets (batch, length).
+        positions: Most positions of a chunk over all rows; it has one of each row at least.
+    """
+    width = max(1, positions // len(h))
+    return zip(h.split(width, dim=1), targets.split(width, dim=1), strict=True)
+
 
 class LanguageModelState(NamedTuple):
     """Number of tokens read, and the states of the layers."""
@@ -34,6 +50,8 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
 
     ``forward`` and ``forward_chunk`` give the logits at every position; with ``keep=n`` only at the
     last n (0: none). Prefill needs no others; each costs one product with the output matrix.
+    With ``reduce``, a function of the map to logits and the output of the last layer, they give
+    what it returns, such as a loss that never has all logits in memory.
 
     By default, linear maps and embeddings are initialised from a normal distribution with standard
     deviation :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2),
@@ -86,13 +104,19 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         return LanguageModelState(position, self.stack.init_state(batch_size, capacity=capacity))
 
     def _forward(
-        self, x: Tensor, *, keep: int | None = None, starts: Documents | None = None
+        self,
+        x: Tensor,
+        *,
+        keep: int | None = None,
+        starts: Documents | None = None,
+        reduce: Reduce | None = None,
     ) -> Tensor:
         require_causal(self, "the prediction of what follows")
         check_length(self.max_len, x.shape[1] if starts is None else starts.longest)
         positions = torch.arange(x.shape[1], device=x.device)
         positions = positions if starts is None else starts.positions
-        return self._logits(_last(self.stack(self._embed(x, positions), starts=starts), keep))
+        h = self.stack(self._embed(x, positions), starts=starts)
+        return self._outputs(_last(h, keep), reduce)
 
     def hidden_states(
         self, x: Int[Tensor, "batch length"]
@@ -112,6 +136,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         *,
         keep: int | None = None,
         starts: Documents | None = None,
+        reduce: Reduce | None = None,
     ) -> tuple[Tensor, LanguageModelState]:
         positions, position = count_positions(state.position, x, starts)
         if starts is None:
@@ -120,7 +145,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
             check_length(self.max_len, 1, positions.flatten())
         h = self._embed(x, positions)
         h, layers = self.stack.forward_chunk(h, state.layers, starts=starts)
-        return self._logits(_last(h, keep)), LanguageModelState(position, layers)
+        return self._outputs(_last(h, keep), reduce), LanguageModelState(position, layers)
 
     def _step(self, x: Tensor, state: LanguageModelState) -> tuple[Tensor, LanguageModelState]:
         check_length(self.max_len, 1, state.position)
@@ -163,6 +188,9 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         h = h if self.positions is None else h + self.positions(positions)
         h = self.embedding_norm(h) if self.config.embedding_norm else h
         return self.dropout(h) if self.dropout.rate else h
+
+    def _outputs(self, h: Tensor, reduce: Reduce | None) -> Tensor:
+        return self._logits(h) if reduce is None else reduce(self._logits, h)
 
     def _logits(self, h: Tensor) -> Tensor:
         h = self.norm(h)

@@ -1,6 +1,7 @@
 """The size of a model, before it is built."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import torch
@@ -35,7 +36,12 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def training_bytes(
-    model: AnyModel, batch_size: int, length: int, *, recompute: bool = False
+    model: AnyModel,
+    batch_size: int,
+    length: int,
+    *,
+    recompute: bool = False,
+    loss_chunk: int | None = None,
 ) -> dict[str, int]:
     """Estimate the memory of a training step in float32 with AdamW, by what it is needed for.
 
@@ -43,7 +49,8 @@ def training_bytes(
     under autocast: the logarithms of the probabilities, and the gradients of these and of the
     logits. Activations are counted by running the layers of a model from :func:`meta_model`.
     Temporary memory inside an operation and overhead of the allocator are not included.
-    ``recompute`` says whether activation checkpointing is on.
+    ``recompute`` says whether activation checkpointing is on, ``loss_chunk`` of how many positions
+    there are logits at a time.
 
     Example:
         >>> model = meta_model(ModelConfig("attention", vocab_size=10, d_model=8))
@@ -54,7 +61,8 @@ def training_bytes(
     x = torch.zeros(batch_size, length, model.d_model, device="meta", requires_grad=True)
     kept = [_kept_bytes(link, x) for link in model.stack.links]
     inputs = len(kept) * x.numel() * x.element_size()
-    logits = 4 * batch_size * length * model.config.n_outputs
+    positions = min(batch_size * length, loss_chunk or math.inf)
+    logits = 4 * int(positions) * model.config.n_outputs
     return {
         "weights": weights,
         "gradients": weights,

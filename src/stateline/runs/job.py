@@ -133,7 +133,13 @@ def training_costs(job: Job, task: Task) -> TrainingCosts:
     rows = batch_size * training.accumulate
     passes = 4 if training.checkpoint_activations else 3  # the backward pass counts twice
     segment = min(length, training.segment_len or length)
-    memory = training_bytes(model, batch_size, segment, recompute=training.checkpoint_activations)
+    memory = training_bytes(
+        model,
+        batch_size,
+        segment,
+        recompute=training.checkpoint_activations,
+        loss_chunk=training.loss_chunk,
+    )
     return TrainingCosts(
         parameters=sum(p.numel() for p in model.parameters()),
         rows=rows,

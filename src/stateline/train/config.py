@@ -13,6 +13,7 @@ _LEAST = {
         "accumulate",
         "keep",
         "segment_len",
+        "loss_chunk",
         "carry_cap",
         "schedule_steps",
         "decay_steps",
@@ -64,6 +65,9 @@ class TrainConfig:
         checkpoint_activations: Activation checkpointing: keep only the input of every block for
             the backward pass and compute the rest again. Saves memory, takes about a third more
             time.
+        loss_chunk: Compute logits and loss of this many positions at a time, and the logits again
+            in the backward pass, for language models. Saves the memory of the other logits: 12
+            bytes for each position and token of the vocabulary.
         compile: Compile the forward and backward passes with ``torch.compile``. The first steps
             are slow; compilation changes the losses only by rounding.
         carry_state: Start each batch from the state after the batch before (truncated
@@ -121,6 +125,7 @@ class TrainConfig:
     accumulate: int = 1
     precision: Literal["float32", "bfloat16"] = "float32"
     checkpoint_activations: bool = False
+    loss_chunk: int | None = None
     compile: bool = False
     carry_state: bool = False
     carry_cap: int | None = None

@@ -12,6 +12,9 @@ def check_fit(model: AnyModel, task: Task, config: TrainConfig) -> None:
     """Raise InputError unless a task can train a model as the configuration says."""
     if task.forecasts or isinstance(model, LanguageModel):
         require_causal(model, "the prediction of what follows")
+    if config.loss_chunk is not None and not isinstance(model, LanguageModel):
+        kind = model.config.kind.replace("_", " ")
+        raise InputError(f"loss_chunk is for language models, got a {kind}: leave it out")
     if config.segment_len is not None or config.carry_state:
         require_causal(model, "training by segments")
     if config.carry_state:

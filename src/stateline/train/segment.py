@@ -1,5 +1,6 @@
 """The forward pass of training, as one module."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 from stateline.layers.base import row_inputs
 from stateline.layers.state import replace_rows
 from stateline.models.factory import AnyModel
-from stateline.tasks.base import Inputs
+from stateline.models.language_model import Reduce
+from stateline.tasks.base import Inputs, Targets
 
 
 class Segment(nn.Module):
@@ -21,11 +23,17 @@ class Segment(nn.Module):
     Args:
         model: The model.
         dtype: Precision of matrix products, by autocast; weights and states keep their own.
+        loss: Gives the loss in place of the logits, for the targets of a call.
     """
 
-    def __init__(self, model: AnyModel, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model: AnyModel,
+        dtype: torch.dtype = torch.float32,
+        loss: Callable[[Targets], Reduce] | None = None,
+    ) -> None:
         super().__init__()
-        self.model, self.dtype = model, dtype
+        self.model, self.dtype, self.loss = model, dtype, loss
 
     def forward(
         self,
@@ -34,8 +42,9 @@ class Segment(nn.Module):
         fresh: Bool[Tensor, " batch"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
         starts: Bool[Tensor, "batch length"] | None = None,
-    ) -> tuple[Float[Tensor, "batch length classes"], Any]:
-        """Logits, and the state after the segment.
+        targets: Targets | None = None,
+    ) -> tuple[Float[Tensor, "batch length classes"] | Float[Tensor, ""], Any]:
+        """Logits or the loss, and the state after the segment.
 
         Args:
             tokens: Inputs.
@@ -44,8 +53,11 @@ class Segment(nn.Module):
                 faster.
             lengths: Number of positions of each row, for models that are not causal.
             starts: True where a document of packed rows begins.
+            targets: For the loss, if the segment gives it.
         """
-        packed = {} if starts is None else {"starts": starts}
+        options: dict[str, Any] = {} if starts is None else {"starts": starts}
+        if self.loss is not None and targets is not None:
+            options["reduce"] = self.loss(targets)
         lower = self.dtype != torch.float32
         if fresh is not None:
             # Called every time: learned initial states must take part in every forward pass
@@ -54,6 +66,6 @@ class Segment(nn.Module):
             state = begun if state is None or fresh.all() else replace_rows(state, fresh, begun)
         with torch.autocast(tokens.device.type, self.dtype, enabled=lower):
             if fresh is None:
-                return self.model(*row_inputs(self.model, tokens, lengths), **packed).float(), None
-            logits, state = self.model.forward_chunk(tokens, state, **packed)
-            return logits.float(), state
+                return self.model(*row_inputs(self.model, tokens, lengths), **options).float(), None
+            outputs, state = self.model.forward_chunk(tokens, state, **options)
+            return outputs.float(), state

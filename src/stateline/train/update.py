@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from stateline.layers.state import detach, trim
 from stateline.models.factory import AnyModel
 from stateline.tasks.base import Task
 from stateline.train.batches import MicroBatch, positions_after
+from stateline.train.chunked_loss import chunked
 from stateline.train.config import TrainConfig
 from stateline.train.metrics import NotFinite
 from stateline.train.optimizer import make_optimizer
@@ -44,7 +46,8 @@ class Updater:
         self.model, self.task, self.config, self.processes = model, task, config, processes
         if config.precision == "bfloat16" and processes.device.type == "cpu":
             log_bfloat16_rate()
-        segment = Segment(model, getattr(torch, config.precision))
+        loss = partial(chunked, task.loss, config.loss_chunk) if config.loss_chunk else None
+        segment = Segment(model, getattr(torch, config.precision), loss)
         if config.compile:
             segment.compile()
         self.segment = processes.wrap(segment, processes.shards(config))
@@ -122,11 +125,12 @@ class Updater:
         """Add the gradient of a micro-batch; return its part of the loss, on the device."""
         with self.processes.local(self.segment, last=last):
             lengths = None if self.model.causal else self.task.row_lengths(micro.targets)
-            logits, self.state = self.segment(
-                micro.tokens, *self._enter(micro), lengths, micro.starts
+            outputs, self.state = self.segment(
+                micro.tokens, *self._enter(micro), lengths, micro.starts, micro.targets
             )
-            loss = self.task.loss(logits, micro.targets) / scored_in_all
-            del logits  # the backward pass needs that memory
+            loss = outputs if self.config.loss_chunk else self.task.loss(outputs, micro.targets)
+            del outputs  # the backward pass needs the memory of logits
+            loss = loss / scored_in_all
             (loss * self.processes.count).backward()  # processes average their gradients
         self.state = None if self.state is None else detach(self.state)
         return loss.detach()
