@@ -157,9 +157,16 @@ def test_another_run_does_not_go_on(
     assert same(before, tensors(tmp_path))
 
 
-def test_how_often_it_saves_may_change(text: Text, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{"save_every": 1, "keep": 5}, {"checkpoint_activations": True, "loss_chunk": 3}],
+    ids=["saves", "memory"],
+)
+def test_what_does_not_change_the_outcome_may_change(
+    text: Text, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     run(text, tmp_path, until=4)
-    assert run(text, tmp_path, save_every=1, keep=5).stopped == "finished"
+    assert run(text, tmp_path, **settings).stopped == "finished"
 
 
 def test_what_a_kill_left_behind_is_removed(text: Text, tmp_path: Path) -> None:

@@ -72,11 +72,14 @@ def digest(value: Job | ModelConfig) -> str:
 
 
 def _hashed(settings: Any) -> dict[str, Any]:
-    """The settings that are hashed, as plain data."""
+    """The settings that are hashed, as plain data; ``None`` is left out, so that a new setting
+    does not give the runs without it other names.
+    """
     values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings) if f.compare}
     return {
         name: _hashed(value) if dataclasses.is_dataclass(value) else value
         for name, value in values.items()
+        if value is not None
     }
 
 

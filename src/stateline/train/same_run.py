@@ -13,7 +13,15 @@ from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.train.config import TrainConfig
 
-FREE = ("save_every", "keep", "parallel", "shard", "compile")
+FREE = (
+    "save_every",
+    "keep",
+    "parallel",
+    "shard",
+    "compile",
+    "checkpoint_activations",
+    "loss_chunk",
+)
 """Settings that may change when a run continues: they affect what it learns only by rounding."""
 
 
