@@ -50,7 +50,7 @@ class GatedDeltaNet(ConvolvedRecurrence):
     is kept. The parameters of the decay and the state stay float32 under a cast to half precision.
 
     ``gated=False`` is DeltaNet: :math:`\alpha = 1`, and the output is :math:`W_o [\mathrm{norm}
-    (S_t^\top q_t)]_h`; its values are as wide as its keys, ``expand_v=1``.
+    (S_t^\top q_t)]_h`. Give it ``expand_v=1``: its values are as wide as its keys.
 
     Args:
         d_model: Width of input and output.

@@ -48,9 +48,9 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
 
     Each head has queries q and q', keys k and values v of its own; all share the latent c and the
     rotated key r, which are all that the state holds. :math:`R_i` rotates pairs of entries by
-    angles proportional to the position i. ``forward`` computes keys and values;
-    ``forward_chunk`` and ``step`` do not: they multiply the queries and the result by
-    :math:`W_u`, and attend to the latents themselves.
+    angles proportional to the position i. ``forward`` computes keys and values. ``step``, and
+    ``forward_chunk`` where it costs less, multiply the queries and the result by :math:`W_u`
+    instead, and attend to the latents themselves.
 
     Args:
         d_model: Width of input and output.

@@ -29,10 +29,9 @@ class ImplicitFilters(FiniteFilter):
         y_t = \sum_{l < T} h_l\, x_{t-l} + D x_t
 
     with the time :math:`\tau_l = l / (T - 1)` of tap l of T, features :math:`z_l` (the time, and
-    waves of up to half of ``n_features`` turns over the filter), a network with sines as
-    nonlinearities, and rates :math:`\delta` spread evenly over all filters. The fastest window
-    reaches 0.01 after 0.3 of the filter; the slowest would reach it after 1.5 of the filter, so the
-    cut at T taps is not negligible: there the slowest window is still at 0.046.
+    cosines and sines of 0 to (``n_features`` - 3) / 2 turns over the filter), a network with sines
+    as nonlinearities, and rates :math:`\delta` spread evenly over all filters. The fastest window
+    reaches 0.01 after 0.3 of the filter; the slowest is still at 0.046 where the filter ends.
 
     The output holds the first filter's signals of all channels, then the second filter's, and so
     on. Parameters and state stay float32 under a cast to half precision.

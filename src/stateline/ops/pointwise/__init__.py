@@ -57,7 +57,7 @@ def feed_forward(
     r"""Map each position by the same two-layer network.
 
     .. math:: y = W_2\, \mathrm{gelu}(W_1 x + b_1) + b_2, \qquad
-        \mathrm{gelu}(z) = \tfrac12\, z \bigl(1 + \tanh \sqrt{2/\pi}\, (z + 0.044715\, z^3)\bigr)
+        \mathrm{gelu}(z) = \tfrac12\, z \bigl(1 + \tanh(\sqrt{2/\pi}\, (z + 0.044715\, z^3))\bigr)
 
     Args:
         x: Inputs.
