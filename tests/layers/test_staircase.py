@@ -309,7 +309,8 @@ def test_a_core_in_which_nothing_attends_is_refused(wrapper: type[AnyLayer]) -> 
         (lambda: Feedback(block(SlidingAttention(WIDTH, window=1))), "contains no memory"),
         (lambda: SlidingAttention(WIDTH, window=0), "window must be at least 1"),
         (lambda: SlidingAttention(WIDTH, n_heads=3), "n_heads must divide d_model"),
-        (lambda: SlidingAttention(6, n_heads=2, position="rope"), "rotates pairs"),
+        (lambda: SlidingAttention(6, n_heads=2, position="rope"), "must be even, got 3"),
+        (lambda: SlidingAttention(8, d_head=5, position="rope"), "must be even, got 5"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], AnyLayer], message: str) -> None:

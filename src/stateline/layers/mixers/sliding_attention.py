@@ -111,8 +111,8 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         self.rotary, self.dropout = its.rotary(self.d_head), Dropout(its.dropout)
         if self.rotary is not None and its.rotary_fraction == 1 and self.d_head % 2:
             raise InputError(
-                "rope rotates pairs of entries: d_model / n_heads must be even, "
-                f"got {d_model=} and n_heads={its.n_heads}"
+                "rope rotates pairs of entries: the width of a head must be even, got "
+                f"{self.d_head}: give d_head, or rotary_fraction below 1"
             )
         width = its.n_heads * self.d_head
         self.q_proj = Linear(d_model, width, bias=its.has_bias("qkv"))
