@@ -33,7 +33,7 @@ class Retention(MatrixAttention, RotatesHeads):
 
     :math:`R_t` rotates pairs of entries by angles proportional to the position t, and head h = 0,
     1, ... decays by :math:`\gamma_h = 1 - 2^{-5-h}` per token. The norm divides by the root mean
-    square over a head.
+    square over a head, as in fla; in the paper it also subtracts the mean.
 
     Args:
         d_model: Width of input and output.
@@ -49,8 +49,7 @@ class Retention(MatrixAttention, RotatesHeads):
         equations 5 to 8.
     """
 
-    # Differs from the paper, whose norm also subtracts the mean; that of fla does not, either. The
-    # official code spaces the angles so that the last one is exactly 1 / 10,000.
+    # Differs from the official code, which spaces the angles so that the last is 1 / 10,000.
 
     def __init__(
         self, d_model: int, *, n_heads: int = 4, expand_v: float = 2.0, norm_eps: float = 1e-5

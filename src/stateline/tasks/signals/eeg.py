@@ -29,7 +29,7 @@ class EEG(RowsTask):
         metric: ``accuracy``, or for ``seizure`` also ``auroc``, the area under the ROC curve.
         held_out_from: First number that is held out.
         frame: Samples per position.
-        **options: See :class:`~stateline.tasks.RowsTask`.
+        **options: See :class:`~stateline.tasks.RowsTask`; there is no ``held_out``.
 
     References:
         Andrzejak et al., "Indications of nonlinear deterministic and finite-dimensional structures
