@@ -65,7 +65,7 @@ class Comparison:
             for ``quick``. With ``decide``, the most seeds of a model, by default 6.
         decide: When to stop adding seeds to the first 3: when the ``best`` model of each task
             differs significantly from the others, or when all models do (``order``). ``no`` runs a
-            fixed number of seeds.
+            fixed number of seeds. The default of ``stateline compare`` is ``best``.
         budget_minutes: Time after which no seeds are added.
         match: What the models have in common: ``parameters``, ``flops`` (per token), ``state``
             (its bytes) or ``none``.
