@@ -1,5 +1,6 @@
 """Reading any published format, and writing it back."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -221,6 +222,18 @@ def test_a_checkpoint_keeps_the_tokenizer_of_its_run(tmp_path: Path, given: str)
     (tmp_path / "run" / "tokenizer.json").write_text("{}")
     assert main(["convert", str(tmp_path / given), str(tmp_path / "ours")]) == 0
     assert (tmp_path / "ours" / "tokenizer.json").read_text() == "{}"
+
+
+def test_the_template_of_chats_and_a_tokenizer_of_sentencepiece_go_with_a_model(
+    vectors: Path, tmp_path: Path
+) -> None:
+    names = {"added_tokens.json", "chat_template.jinja", "tokenizer.model"}
+    shutil.copytree(vectors / "repeat" / "mamba_hf", tmp_path / "hf")
+    for name in names:
+        (tmp_path / "hf" / name).write_text(name)
+    assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "ours")]) == 0
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "b"), "--to", "mamba-hf"]) == 0
+    assert {name: (tmp_path / "b" / name).read_text() for name in names} == {n: n for n in names}
 
 
 MEMORY = """

@@ -41,6 +41,9 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "generation_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
     "vocab.json",
     "merges.txt",
 )
