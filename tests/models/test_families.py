@@ -525,6 +525,28 @@ def test_the_command_says_what_was_recognised(
     assert_same_tensors(tmp_path / "b", tmp_path / "hf")
 
 
+def test_the_tokens_that_begin_and_end_a_text_are_written_back(tmp_path: Path) -> None:
+    def named(folder: str) -> tuple[Any, Any]:
+        settings = json.loads((tmp_path / folder / "config.json").read_text())
+        return settings["bos_token_id"], settings["eos_token_id"]
+
+    saved("llama", tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [5, 7]}))
+    assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "again"), "--to", "llama"]) == 0
+    assert named("again") == (1, [5, 7])
+    # our own folder does not hold them, but its tokenizer does
+    (tmp_path / "hf" / "generation_config.json").unlink()
+    tiny_tokenizer(tmp_path / "hf")
+    special = {"bos_token": "d", "eos_token": "f"}
+    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps(special))
+    assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "ours")]) == 0
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "llama"]) == 0
+    assert named("back") == (3, 5)
+    official = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert official.config.eos_token_id == 5
+
+
 @pytest.mark.parametrize("name", ["gpt_neo", "llama", "lfm2", "granitemoehybrid", "falcon_mamba"])
 def test_the_commands_work_on_a_converted_folder(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

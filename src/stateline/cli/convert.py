@@ -34,7 +34,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     """Convert, and print what was recognised."""
     given = parser.parse_args(arguments)
 
-    from stateline.generate.runs import find_model, tokenizer_places
+    from stateline.data import load_tokenizer
+    from stateline.generate.runs import find_model, own_tokenizer, tokenizer_places
     from stateline.models.convert.table import read_pretrained, tokenizer_files, write_pretrained
 
     settings = parse_json_object(given.settings, "value of --settings")
@@ -49,7 +50,14 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     if found.ignored:
         print(f"not needed: {len(found.ignored)} tensors, such as {found.ignored[0]}")
     beside = next((place for place in tokenizer_places(source) if tokenizer_files(place)), None)
-    write_pretrained(model, given.dst, given.to, tokenizer_from=beside)
+    tokens = dict(found.tokens)
+    if given.to != "stateline" and "eos_token_id" not in tokens and (own := own_tokenizer(source)):
+        text = load_tokenizer(own)
+        if text.begin_of_text is not None:
+            tokens.setdefault("bos_token_id", text.begin_of_text)
+        if ends := sorted(text.end_tokens):
+            tokens["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    write_pretrained(model, given.dst, given.to, tokenizer_from=beside, tokens=tokens)
     if beside:
         print(f"copied {', '.join(path.name for path in tokenizer_files(beside))}")
     print(f"wrote {given.dst} ({given.to})")

@@ -75,7 +75,7 @@ def load_run(
     home = find_model(folder)
     model = check_kind(load_any_run(home, device=device, dtype=dtype), "language_model", home)
     vocab_size = model.config.vocab_size
-    if (file := tokenizer or _own_tokenizer(home)) is None:
+    if (file := tokenizer or own_tokenizer(home)) is None:
         return model, ByteTokenizer() if vocab_size == 256 else NumberTokenizer(vocab_size)
     text = load_tokenizer(file)
     if text.vocab_size > vocab_size:
@@ -104,7 +104,7 @@ def tokenizer_places(home: Path) -> list[Path]:
     return [beside, whole.parents[1]] if whole.parent.name == "checkpoints" else [beside]
 
 
-def _own_tokenizer(home: Path) -> Path | None:
+def own_tokenizer(home: Path) -> Path | None:
     """The tokenizer's file, or the folder that holds GPT-2's two files."""
     for folder in tokenizer_places(home):
         if (folder / FILE).is_file():

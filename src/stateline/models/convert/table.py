@@ -49,6 +49,9 @@ TOKENIZER_FILES = (
 )
 """Files of tokenizers, which are copied beside a converted model."""
 
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Fields of ``config.json`` with the numbers of special tokens."""
+
 CHECKPOINTS = (".pt", ".pth", ".ckpt")
 """Suffixes of weight files, which may have any name."""
 
@@ -95,11 +98,13 @@ class Pretrained(NamedTuple):
         model: In evaluation mode.
         format: Name of the format: a key of ``CONVERTERS``, or ``stateline``.
         ignored: Names of tensors in the file that were not needed: buffers, and tied copies.
+        tokens: The fields ``TOKENS`` of its ``config.json`` that have a value.
     """
 
     model: LanguageModel
     format: str
     ignored: tuple[str, ...]
+    tokens: Mapping[str, Any]
 
 
 def load_pretrained(
@@ -144,7 +149,8 @@ def read_pretrained(
         found = _settings(path) | found
         if path.is_dir() and "pattern" in found:
             model = load_model(path, device=device)
-            return Pretrained(model if dtype is None else model.to(dtype), "stateline", ())
+            model = model if dtype is None else model.to(dtype)
+            return Pretrained(model, "stateline", (), _special(found))
         tensors = _tensors(path)
     assert isinstance(tensors, Mapping)
     name, converter, found = _recognise(
@@ -152,7 +158,11 @@ def read_pretrained(
     )
     ours = converter.read(tensors, found, dtype)
     model = assemble(converter.config(found), ours, device=device, dtype=dtype)
-    return Pretrained(model, name, _ignored(tensors, model))
+    return Pretrained(model, name, _ignored(tensors, model), _special(found))
+
+
+def _special(settings: Settings) -> dict[str, Any]:
+    return {name: settings[name] for name in TOKENS if settings.get(name) is not None}
 
 
 def write_pretrained(
@@ -161,6 +171,7 @@ def write_pretrained(
     to: str = "stateline",
     *,
     tokenizer_from: Path | None = None,
+    tokens: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model into a new folder.
 
@@ -169,6 +180,8 @@ def write_pretrained(
         folder: Where its files shall be; it must not exist.
         to: ``stateline``, or a format of ``CONVERTERS`` that can be written.
         tokenizer_from: Folder whose tokenizer files (``TOKENIZER_FILES``) are copied.
+        tokens: Fields ``TOKENS`` for the ``config.json`` of a family of transformers, which has
+            numbers of its own for those that are missing.
 
     Raises:
         InputError: If the format cannot express the model, or the folder exists or cannot be
@@ -180,7 +193,7 @@ def write_pretrained(
     if folder.exists():
         raise InputError(f"{folder} exists: choose another folder, or remove it")
     copied = tokenizer_files(tokenizer_from)
-    write = save_model if to == "stateline" else _official(model, CONVERTERS[to])
+    write = save_model if to == "stateline" else _official(model, CONVERTERS[to], tokens or {})
 
     def fill(draft: Path) -> None:
         write(model, draft)
@@ -190,9 +203,12 @@ def write_pretrained(
     write_folder(folder, fill)
 
 
-def _official(model: LanguageModel, converter: Converter) -> Callable[[LanguageModel, Path], None]:
+def _official(
+    model: LanguageModel, converter: Converter, tokens: Mapping[str, Any]
+) -> Callable[[LanguageModel, Path], None]:
     """A function that writes the model in a format; InputError if that cannot express it."""
     settings, tensors = converter.write_settings(model.config), model.state_dict()
+    settings |= tokens if converter.kinds else {}
     again = converter.completed(settings, converter.write(tensors, model.config))
     check_expressible(model.config, converter.config(again))
 
