@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from stateline import load_pretrained
 from stateline.cli import main
 from stateline.errors import InputError
+from stateline.generate import load_run
 from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config
@@ -131,6 +132,18 @@ def test_the_precision_can_be_chosen(vectors: Path) -> None:
     assert model.embedding.weight.dtype == torch.bfloat16
     wide = load_pretrained(vectors / "repeat" / "mamba_hf", dtype=torch.float64)
     assert {parameter.dtype for parameter in wide.parameters()} == {torch.float64}
+
+
+@pytest.mark.usefixtures("unannotated")  # the reader must notice, not the checks of annotations
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("read", [load_pretrained, load_run])
+def test_a_precision_that_is_none_is_refused(
+    vectors: Path, tmp_path: Path, dtype: Any, read: Callable[..., Any]
+) -> None:
+    save_model(new_model(), tmp_path)
+    for folder in (tmp_path, vectors / "repeat" / "mamba_hf"):
+        with pytest.raises(InputError, match=r"dtype must be one of torch.float16, .* got .*"):
+            read(folder, dtype=dtype)
 
 
 def test_half_precision_is_written_back_as_it_was(tmp_path: Path, vectors: Path) -> None:

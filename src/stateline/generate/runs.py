@@ -15,7 +15,7 @@ from stateline.layers.compose import title
 from stateline.models.checkpoint import CONFIG, check_kind, load_any, model_path
 from stateline.models.config import ModelConfig
 from stateline.models.convert.table import is_published, load_pretrained, published_config
-from stateline.models.factory import AnyModel, read_config
+from stateline.models.factory import AnyModel, check_precision, read_config
 from stateline.models.language_model import LanguageModel
 
 
@@ -41,6 +41,7 @@ def load_any_run(
     folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> AnyModel:
     """Read a run's model, of any kind, or a published one; arguments as for :func:`load_run`."""
+    check_precision(dtype)
     home = find_model(folder)
     if is_published(home):
         return load_pretrained(home, device=device, dtype=dtype)

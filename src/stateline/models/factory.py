@@ -68,6 +68,15 @@ PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes that weights may have; narrower numbers are not supported."""
 
 
+def check_precision(dtype: torch.dtype | None) -> None:
+    """InputError for what is neither one of ``PRECISIONS`` nor ``None``."""
+    if dtype not in (None, *PRECISIONS):
+        known = ", ".join(map(str, PRECISIONS))
+        raise InputError(
+            f"dtype must be one of {known}, or None for that of the file, got {dtype!r}"
+        )
+
+
 def make_empty_model(config: ModelConfig) -> AnyModel:
     """Build a model without memory for its weights, to be filled by ``assign=True``.
 

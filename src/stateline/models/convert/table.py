@@ -34,6 +34,7 @@ from stateline.models.convert.expressible import check_expressible
 from stateline.models.convert.fields import Settings
 from stateline.models.convert.parts import BUFFERS
 from stateline.models.convert.weights import Weights, assemble, read_settings
+from stateline.models.factory import check_precision
 from stateline.models.language_model import LanguageModel
 
 TOKENIZER_FILES = (
@@ -142,6 +143,7 @@ def read_pretrained(
     dtype: torch.dtype | None = None,
 ) -> Pretrained:
     """Read a model like :func:`load_pretrained`, and also return the recognised format."""
+    check_precision(dtype)
     found, tensors = dict(settings or {}), source
     if not isinstance(source, Mapping):
         path = model_path(source)
