@@ -72,8 +72,9 @@ def digest(value: Job | ModelConfig) -> str:
 
 
 def _hashed(settings: Any) -> dict[str, Any]:
-    """The settings that are hashed, as plain data; ``None`` is left out, so that a new setting
-    does not give the runs without it other names.
+    """The settings that are hashed, as plain data.
+
+    ``None`` is left out, so that a new setting does not give the runs without it other names.
     """
     values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings) if f.compare}
     return {
