@@ -10,6 +10,8 @@ import torch
 
 from stateline.cli import main
 from stateline.compare.recipe import Recipe, read_models, read_recipe
+from stateline.data import ByteTokenizer
+from stateline.data.tokenizer import CharacterTokenizer
 from stateline.errors import InputError
 from stateline.models.checkpoint import load_any, save_model
 from stateline.models.config import ModelConfig
@@ -118,6 +120,18 @@ def test_layers_are_replaced_in_their_places(
     assert train(*start, "--pattern", "attention h3", "--model.layers", "{h3: {d_state: 16}}") == 2
     assert "give settings of new layers in the pattern, as in h3(d_s" in capsys.readouterr().err
     assert train(*start, "--pattern", "attention mamba feed_forward") == 0
+
+
+def test_a_text_of_other_tokens_than_those_of_the_first_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, _ = replaced(tmp_path)
+    first, then = tmp_path / "first", tmp_path / "then"
+    for tokenizer, code in ((CharacterTokenizer("abc"), 2), (ByteTokenizer(), 0)):
+        tokenizer.save(first / "tokenizer.json")
+        assert train(str(first), "--task", task, "--out", str(then), "--dry_run") == code
+    message = f"tokenizer of the model in {first}: token 0 is 'a' there, but '\\x00' in the task"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

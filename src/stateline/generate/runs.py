@@ -106,7 +106,7 @@ def tokenizer_places(home: Path) -> list[Path]:
 
 
 def own_tokenizer(home: Path) -> Path | None:
-    """The tokenizer's file, or the folder that holds GPT-2's two files."""
+    """The file of a model's tokenizer, or the folder that holds GPT-2's two files, if any."""
     for folder in tokenizer_places(home):
         if (folder / FILE).is_file():
             return folder / FILE

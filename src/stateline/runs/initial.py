@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stateline.data import load_tokenizer
 from stateline.errors import InputError
 from stateline.files import sha256
-from stateline.generate.runs import find_model, load_any_run, read_model_config
+from stateline.generate.runs import find_model, load_any_run, own_tokenizer, read_model_config
 from stateline.layers.compose import ParallelResidual, inside
 from stateline.layers.mixers.channel_mixing import ChannelMixing
 from stateline.layers.mixers.feed_forward import Positionwise
@@ -20,6 +21,9 @@ from stateline.models.factory import AnyModel, make_model, meta_model
 
 FREE: tuple[str, ...] = ("embedding_dropout", "residual_dropout", "init")
 """Settings that may differ from the initial model's: they do not change the function."""
+
+_COMPARED = 1000
+"""Tokens by which tokenizers are compared: different ones share few of their first tokens."""
 
 OF_OUTPUTS = ("tie_embeddings", "head_bias", "logits_divisor", "logits_soft_cap")
 """Settings of the outputs of a language model, without effect in other kinds."""
@@ -91,6 +95,26 @@ def _places(config: ModelConfig) -> list[list[bool]]:
     parts = meta_model(config).stack.links
     branches = (p.links if isinstance(p, ParallelResidual) else [inside(p)] for p in parts)
     return [[isinstance(layer, Positionwise | ChannelMixing) for layer in b] for b in branches]
+
+
+def check_tokenizer(task: Any, folder: str) -> None:
+    """Check that a task on text has the tokenizer of the model in a folder, if there is one.
+
+    Raises:
+        InputError: If a token means something else in the task.
+    """
+    file = own_tokenizer(find_model(folder)) if task.has_text else None
+    if file is None:
+        return
+    both = task.tokenizer, load_tokenizer(file)
+    for number in range(min(_COMPARED, *(each.vocab_size for each in both))):
+        here, there = (each.decode([number]) for each in both)
+        if here != there:
+            raise InputError(
+                f"the task must have the tokenizer of the model in {folder}: token {number} is "
+                f"{there!r} there, but {here!r} in the task; make a corpus with stateline data "
+                f"--tokenizer {file}, or take answers(tokenizer={file})"
+            )
 
 
 def new_tensors(config: ModelConfig, source: ModelConfig) -> list[str]:
