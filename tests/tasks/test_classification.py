@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from stateline.errors import InputError
-from stateline.tasks import IGNORE, RowsTask, make_task
+from stateline.tasks import IGNORE, RowsTask, generator, make_task
+from stateline.tasks.base import epoch_rows
 from tests.tasks.small_data import (
     WRITERS,
     listops,
@@ -44,6 +45,20 @@ def test_every_row_has_one_target_its_class_at_its_end(task: RowsTask) -> None:
             (place,) = (expected != IGNORE).nonzero()[0].tolist()
             assert place + 1 in lengths
             assert not row[place + 1 :].any()  # filled up behind the target
+
+
+def test_the_order_of_an_epoch_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order of ten million rows takes half a second."""
+    drawn: list[tuple[Any, ...]] = []
+
+    def counted(*key: Any) -> np.random.Generator:
+        drawn.append(key)
+        return generator(*key)
+
+    monkeypatch.setattr("stateline.tasks.base.generator", counted)
+    batches = [epoch_rows(7, 12345, 100, index) for index in (0, 1, 122, 123)]
+    assert drawn == [(7, "train", 0), (7, "train", 1)]
+    assert not set(batches[0]) & set(batches[1])
 
 
 def test_an_epoch_trains_on_every_row_once(task: RowsTask) -> None:
