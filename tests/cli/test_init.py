@@ -134,6 +134,23 @@ def test_a_text_of_other_tokens_than_those_of_the_first_model_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_a_run_that_starts_from_another_model_is_not_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, _ = replaced(tmp_path)
+    first, other, then = (str(tmp_path / name) for name in ("first", "other", "then"))
+    save_model(load_any(Path(first)), Path(other))
+    rest = ["--task", task, "--out", then]
+    assert train(first, *rest) == train(f"{first}/", *rest, "--resume") == 0
+    recipe = (tmp_path / "then" / "config.yaml").read_text()
+    assert train(other, *rest, "--resume") == 2
+    message = (
+        f"the run in {then} starts from the weights in {first}/, not from the weights in {other}"
+    )
+    assert message in capsys.readouterr().err
+    assert (tmp_path / "then" / "config.yaml").read_text() == recipe
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
     [

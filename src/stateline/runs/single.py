@@ -1,11 +1,12 @@
 """One model on one task by itself, as ``stateline train`` runs it."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stateline.errors import InputError
-from stateline.files import check_writable, write_text
+from stateline.files import check_writable, read_yaml, write_text
 from stateline.generate.runs import read_model_config
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
@@ -136,6 +137,8 @@ def _begin(
         raise InputError(
             f"{folder} holds a run: add --resume to continue it, or choose another with --out"
         )
+    if kept:
+        _check_init(job, folder)
     for name in (CONFIG, RESULTS):
         check_writable(folder / name)
     if not kept:
@@ -147,3 +150,17 @@ def _begin(
             tell(f"starting from the weights in {job.init}; new weights: {new}")
         return
     tell(f"continuing from {kept[-1]}")
+
+
+def _check_init(job: Job, folder: Path) -> None:
+    """Raise InputError if the run in a folder starts from another model than a job."""
+    kept = read_yaml(folder / CONFIG, "recipe of the run")
+    before = str(kept.get("init") or "") if isinstance(kept, dict) else job.init
+    if os.path.realpath(before) != os.path.realpath(job.init):
+        words = [
+            f"the weights in {init}" if init else "random weights" for init in (before, job.init)
+        ]
+        raise InputError(
+            f"the run in {folder} starts from {words[0]}, not from {words[1]}: give the same, or "
+            "choose another folder with --out"
+        )
