@@ -187,6 +187,20 @@ def test_the_mean_of_the_losses_by_position_is_the_score() -> None:
     assert mean == pytest.approx(evaluate(model, task, 100, batches=0)["bits_per_byte"], 1e-5)
 
 
+@pytest.mark.parametrize("carried", [False, True])
+def test_the_logits_of_some_positions_are_in_memory_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, carried: bool
+) -> None:
+    task = Text(length=64, held_out_bytes=1001, batch_size=2, carried=carried)
+    torch.manual_seed(0)
+    model, sizes = LanguageModel(ModelConfig("lstm", 256, 8)).double(), list[int]()
+    whole = evaluate(model, task, 64)
+    monkeypatch.setattr("stateline.evaluate.losses._LOGITS", 50 * 256)
+    model.norm.register_forward_hook(lambda *given: sizes.append(given[2].shape[:2].numel()))
+    assert evaluate(model, task, 64) == pytest.approx(whole, rel=1e-6)  # added in float32
+    assert max(sizes) <= 50 < sum(sizes)
+
+
 def test_a_corpus_can_be_scored_with_carried_state() -> None:
     task = Text(length=64, held_out_bytes=1001, batch_size=2, carried=True)
     torch.manual_seed(0)
