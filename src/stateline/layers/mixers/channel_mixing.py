@@ -14,6 +14,15 @@ from stateline.layers.linear import Linear
 from stateline.settings import at_least
 
 
+def shifted(x: Tensor, before: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The token before each token, zero where a document begins; and a copy of the last token."""
+    inputs = torch.cat([before[:, None].to(x.dtype), x], dim=1)
+    earlier = inputs[:, :-1]
+    if begins is not None:
+        earlier = earlier.masked_fill(begins[..., None], 0.0)
+    return earlier, inputs[:, -1].clone()
+
+
 class ChannelMixingState(NamedTuple):
     """The last input."""
 
@@ -62,11 +71,8 @@ class ChannelMixing(SequenceLayer[ChannelMixingState]):
     def _forward_chunk(
         self, x: Tensor, state: ChannelMixingState, starts: Documents | None = None
     ) -> tuple[Tensor, ChannelMixingState]:
-        inputs, begins = torch.cat([state.x[:, None].to(x.dtype), x], dim=1), mask_of(starts)
-        before = inputs[:, :-1]
-        if begins is not None:
-            before = before.masked_fill(begins[..., None], 0.0)
-        return self._mixed(x, before), ChannelMixingState(inputs[:, -1].clone())
+        before, last = shifted(x, state.x, mask_of(starts))
+        return self._mixed(x, before), ChannelMixingState(last)
 
     def _step(self, x: Tensor, state: ChannelMixingState) -> tuple[Tensor, ChannelMixingState]:
         return self._mixed(x, state.x), ChannelMixingState(x.clone())

@@ -25,11 +25,7 @@ Scaling = Literal["none", "linear", "llama3", "yarn"]
 def head_sizes(
     d_model: int, n_heads: int, n_kv_heads: int | None, d_head: int | None
 ) -> tuple[int, int]:
-    """Number of heads of keys and values, and width of a head.
-
-    Raises:
-        InputError: If a number is not positive or does not divide another.
-    """
+    """Number of heads of keys and values, and width of a head."""
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     if n_heads < 1 or (d_head is None and d_model % n_heads):
         raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
@@ -40,11 +36,7 @@ def head_sizes(
 
 
 def check_normalised(d_model: int, n_heads: int, d_head: int) -> None:
-    """Refuse heads of one number, which a norm that subtracts the mean makes zero.
-
-    Raises:
-        InputError: If a head has a single number.
-    """
+    """Refuse heads of one number, which a norm that subtracts the mean makes zero."""
     if d_head == 1:
         raise InputError(
             "a head must have at least 2 numbers, since each head is normalised and one number "

@@ -125,11 +125,7 @@ class MatrixAttention(SequenceLayer[Any]):
 
 
 def expanded(d_model: int, n_heads: int, **factors: float) -> list[int]:
-    """Width of a head for each multiple of the model's width.
-
-    Raises:
-        InputError: If there is no head, or the heads do not divide a width.
-    """
+    """Width of a head for each multiple of the model's width."""
     at_least(1, n_heads=n_heads)
     widths = []
     for name, factor in factors.items():

@@ -11,6 +11,8 @@ from stateline.layers.dropout import Dropout
 from stateline.ops import LSTMCell, LSTMWeights, lstm
 from stateline.settings import at_least
 
+_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
 
 @accumulates("h", "c")
 class LSTMState(NamedTuple):
@@ -53,12 +55,8 @@ class LSTM(SequenceLayer[LSTMState]):
         self.dropout = Dropout(dropout)
         bound = d_model**-0.5
         for layer in range(n_layers):
-            for name, shape in (
-                ("weight_ih", (4 * d_model, d_model)),
-                ("weight_hh", (4 * d_model, d_model)),
-                ("bias_ih", (4 * d_model,)),
-                ("bias_hh", (4 * d_model,)),
-            ):
+            for name in _WEIGHTS:
+                shape = (4 * d_model, d_model) if name.startswith("weight") else (4 * d_model,)
                 parameter = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
                 self.register_parameter(f"{name}_l{layer}", parameter)
 
@@ -82,8 +80,7 @@ class LSTM(SequenceLayer[LSTMState]):
 
     def _weights(self, layer: int) -> LSTMWeights:
         """Weights by their names: pruned or parametrized ones are no parameters of this module."""
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        return LSTMWeights(*(getattr(self, f"{name}_l{layer}") for name in names))
+        return LSTMWeights(*(getattr(self, f"{name}_l{layer}") for name in _WEIGHTS))
 
     def flops_per_token(self, length: int) -> float:  # noqa: ARG002
         """Products with all weights, and about 10 operations per channel for the gates."""

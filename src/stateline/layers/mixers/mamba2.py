@@ -144,11 +144,9 @@ class Mamba2(ConvolvedRecurrence):
 
     wants_feed_forward = False
     ops = linear_attention, linear_attention_step, linear_attention_step_
-    optimizer_groups: ClassVar[Mapping[str, str]] = {
-        "a_log": "no_decay",
-        "dt_bias": "no_decay",
-        "skip": "no_decay",
-    }
+    optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("a_log", "dt_bias", "skip"), "no_decay"
+    )
 
     def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model)

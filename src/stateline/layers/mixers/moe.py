@@ -1,6 +1,7 @@
 """Mixture of experts: each position passes through the few feed-forwards that a router chooses."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -144,15 +145,12 @@ class MoE(Positionwise):
         self.settings = its = MoESettings(**settings).of_width(d_model)
         self.experts, self.top_k, self.activation = its.experts, its.top_k, its.activation
         self.router = Linear(d_model, its.experts, bias=False)
-        one = FeedForward(d_model, activation=its.activation, d_hidden=its.d_hidden, bias=False)
+        feed_forward = partial(FeedForward, d_model, activation=its.activation, bias=False)
+        one = feed_forward(d_hidden=its.d_hidden)
         self.in_weight = nn.Parameter(_drawn(d_model, its.experts, *one.in_proj.weight.shape))
         self.out_weight = nn.Parameter(_drawn(d_model, its.experts, *one.out_proj.weight.shape))
         self.register_buffer("correction", torch.zeros(its.experts) if its.correction else None)
-        self.always = None
-        if width := its.d_shared:
-            self.always = FeedForward(
-                d_model, activation=its.activation, d_hidden=width, bias=False
-            )
+        self.always = feed_forward(d_hidden=its.d_shared) if its.d_shared else None
         self.gate = Linear(d_model, 1, bias=False) if its.gate_shared else None
         self.positions: int | None = None  # of an update; by default, of each call
         self.uses: Tensor | None = None

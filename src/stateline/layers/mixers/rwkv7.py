@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.linear import Linear
+from stateline.layers.mixers.channel_mixing import shifted
 from stateline.layers.mixers.heads import check_normalised, head_sizes
 from stateline.layers.stored_state import widened
 from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
@@ -120,13 +121,10 @@ class RWKV7(SequenceLayer[RWKV7State]):
         *,
         values: Values | None = None,
     ) -> tuple[Tensor, RWKV7State]:
-        inputs, begins = torch.cat([state.x[:, None].to(x.dtype), x], dim=1), mask_of(starts)
-        before = inputs[:, :-1]
-        if begins is not None:
-            before = before.masked_fill(begins[..., None], 0.0)
-        scan = partial(delta_rule, starts=begins)
+        before, last = shifted(x, state.x, mask_of(starts))
+        scan = partial(delta_rule, starts=mask_of(starts))
         y, s = self._advance(x, before, state.s, scan, values)
-        return y, RWKV7State(inputs[:, -1].clone(), s)
+        return y, RWKV7State(last, s)
 
     def _step(
         self, x: Tensor, state: RWKV7State, *, values: Values | None = None
