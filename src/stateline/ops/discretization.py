@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from stateline.ops.planes import Planes, divide, exponential_minus_one
 
@@ -19,9 +17,7 @@ _SMALL = 1e-8
 """Where z is smaller, the gain is 1 + z/2 to all digits, and z squared may be zero."""
 
 
-def zero_order_hold(
-    z: Float[Tensor, "*shape 2"],
-) -> tuple[Float[Tensor, "*shape 2"], Float[Tensor, "*shape 2"]]:
+def zero_order_hold(z: Planes) -> tuple[Planes, Planes]:
     r"""Exact if the input is constant during each step: :math:`z` and :math:`(e^z - 1)/z`.
 
     Example:
@@ -35,9 +31,7 @@ def zero_order_hold(
     return z, torch.where(small, near, divide(exponential_minus_one(far), far))
 
 
-def bilinear(
-    z: Float[Tensor, "*shape 2"],
-) -> tuple[Float[Tensor, "*shape 2"], Float[Tensor, "*shape 2"]]:
+def bilinear(z: Planes) -> tuple[Planes, Planes]:
     r"""Trapezoidal rule: the logarithm of :math:`(1 + z/2)/(1 - z/2)`, and :math:`1/(1 - z/2)`."""
     real, imag = z.unbind(dim=-1)
     # avoids cancellation for small z, and branch cuts

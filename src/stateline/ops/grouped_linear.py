@@ -34,14 +34,9 @@ def grouped_linear(
     return y
 
 
-def _by_one_kernel(x: Tensor, weight: Tensor) -> bool:
-    """Whether PyTorch's grouped product takes these matrices: rows of whole 16 bytes."""
-    aligned = all(size % 8 == 0 for size in weight.shape[1:])
-    return x.is_cuda and x.dtype is weight.dtype is torch.bfloat16 and aligned
-
-
 def _forward(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    if _by_one_kernel(x, weight):
+    aligned = all(size % 8 == 0 for size in weight.shape[1:])  # rows of whole 16 bytes
+    if x.is_cuda and x.dtype is weight.dtype is torch.bfloat16 and aligned:
         return torch._grouped_mm(x.contiguous(), weight.mT, offs=counts.cumsum(0).int())
     y = x.new_empty(len(x), weight.shape[1])
     if x.is_meta:

@@ -54,16 +54,9 @@ def gains(function: str, *inputs: Any) -> bool:
     return d <= NARROW or (many and (LANES > 4 or d <= NARROW_SSE))
 
 
-def _can_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: AttentionCache,
-    mask: AttentionMask,
-    frequency: Tensor | None,
-    dropout: float,
-) -> str:
+def _can_step(*inputs: Any) -> str:
     """Why the kernels cannot take this token, or an empty string."""
+    q, k, v, cache, mask, frequency, dropout = inputs
     tensors = [x for x in (q, k, v, *cache[:2], frequency) if x is not None]
     if dropout:
         return "the numba kernel has no dropout"

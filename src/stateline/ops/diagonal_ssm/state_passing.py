@@ -60,11 +60,6 @@ class Tables(NamedTuple):
     leap: Tensor
 
 
-def _block_size(length: int) -> int:
-    """Inputs per block: longer blocks need fewer states, shorter ones fewer products per input."""
-    return 16 if length <= 256 else 32
-
-
 def _tables(
     log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor | None, length: int
 ) -> tuple[Tables, Tensor]:
@@ -72,7 +67,7 @@ def _tables(
 
     They are differentiable. Powers are computed in float64.
     """
-    size = _block_size(length)
+    size = 16 if length <= 256 else 32  # longer blocks: fewer states, more products per input
     padding = round_up(b.shape[1]) - b.shape[1]
     log_a, b, c = (F.pad(t.float(), (0, 0, 0, padding)) for t in (log_a, b, c))
     log_a = log_a.expand(len(b), -1, -1)
@@ -136,12 +131,7 @@ def _launch(
 
 
 def _backward(
-    grad: Tensor,
-    grad_last: Tensor,
-    grad_tail: Tensor,
-    x: Signals,
-    table: Tables,
-    first: Tensor,
+    grad: Tensor, grad_last: Tensor, grad_tail: Tensor, x: Signals, table: Tables, first: Tensor
 ) -> Any:
     """Gradients of the signals, the tables and the first state."""
     signals = _pointers(x)

@@ -86,10 +86,8 @@ def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, window: LocalWindow
     grad_q *= q.shape[-1] ** -0.5
     found = LocalWindow(0)
     if window.bias is not None:
-        of_bias, reach = (
-            torch.zeros_like(window.bias, dtype=table.dtype),
-            _sizes(q, k, window.size)[0],
-        )
+        of_bias = torch.zeros_like(window.bias, dtype=table.dtype)
+        reach, _, _ = _sizes(q, k, window.size)
         of_bias[:, :reach] = _by_distance(grad_table, reach).sum(dim=-2).flip(-1)
         found = found._replace(bias=of_bias)
     if window.position_keys is not None and grad_far is not None:

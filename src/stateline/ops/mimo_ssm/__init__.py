@@ -35,16 +35,11 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
     return Example((sizes.signal(), MIMOWeights(log_a, dt[:, None, None] * b, c)), flops)
 
 
-def _one_precision(weights: MIMOWeights, state: Tensor | None) -> str:
-    """Why weights and state cannot be multiplied, or an empty string."""
-    return one_precision("weights and state need", weights, state)
-
-
 OP = Op(__name__, [], example)
 
 
 @own_precision
-@door(_one_precision)
+@door(lambda weights, state: one_precision("weights and state need", weights, state))
 def mimo_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: MIMOWeights,

@@ -59,10 +59,7 @@ def _forward(
     x: ScanSignals, a: Tensor, state: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     dtype, arrays, stays, sizes = _arrays(x, a, state, starts)
-    y, after = (
-        torch.empty(x.u.shape, dtype=dtype, device="cpu"),
-        torch.empty(state.shape, dtype=dtype, device="cpu"),
-    )
+    y, after = (torch.empty(t.shape, dtype=dtype, device="cpu") for t in (x.u, state))
     tasks = len(y) * _blocks(x.u.shape[2], x.b.shape[2])
     work = y.numel() * a.shape[1] * FORWARD
     fan_out(forward, (*arrays, stays, flat(y, dtype), flat(after, dtype), *sizes), tasks, work)
@@ -96,8 +93,5 @@ def _backward(
 
 
 _scan = KernelOp(
-    "selective_scan_kernel",
-    _forward,
-    _backward,
-    lambda x, _, state, *__: empty_like(x.u, state),
+    "selective_scan_kernel", _forward, _backward, lambda x, _, state, *__: empty_like(x.u, state)
 )

@@ -91,12 +91,7 @@ def _launch(
 
 
 def _backward(
-    grad: Tensor,
-    grad_last: Tensor,
-    x: ScanSignals,
-    a: Tensor,
-    first: Tensor,
-    starts: Tensor | None,
+    grad: Tensor, grad_last: Tensor, x: ScanSignals, a: Tensor, first: Tensor, starts: Tensor | None
 ) -> Any:
     """Scan the gradients of the states backward; the states are computed again."""
     carries = _launch(x, a, first, starts, last=None)
@@ -115,8 +110,5 @@ def _backward(
 
 
 _scan = KernelOp(
-    "selective_scan_triton",
-    _forward,
-    _backward,
-    lambda x, _, first, *__: empty_like(x.u, first),
+    "selective_scan_triton", _forward, _backward, lambda x, _, first, *__: empty_like(x.u, first)
 )

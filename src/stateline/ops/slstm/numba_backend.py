@@ -5,12 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.kernel_op import KernelOp, empty_like
+from stateline.ops.kernel_op import KernelOp
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat
 from stateline.ops.numba_common.vector import LANES
 from stateline.ops.slstm import SLSTMCell
 from stateline.ops.slstm import numba_kernel as kernels
+from stateline.ops.slstm.pytorch import empty_outputs
 
 WORK = 0.3
 """Nanoseconds per token and entry of R, to decide whether to use threads."""
@@ -68,9 +69,4 @@ def _backward(
     return dgates, dweight, SLSTMCell(dh, dc, dn, dc * state.c + dn * state.n)
 
 
-def _fake(gates: Tensor, _: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
-    y, *after = empty_like(gates[:, :, 0], *state)
-    return y, SLSTMCell(*after)
-
-
-slstm = KernelOp("slstm_kernel", _forward, _backward, _fake)
+slstm = KernelOp("slstm_kernel", _forward, _backward, empty_outputs)

@@ -64,9 +64,10 @@ def _backward(
     return grad_gates, grad_weight, SLSTMCell(grad_h, grad_c, grad_n, grad_c * c + grad_n * n)
 
 
-def _fake(gates: Tensor, _: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
+def empty_outputs(gates: Tensor, _: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
+    """Outputs without data, for a captured graph."""
     y, *after = empty_like(gates[:, :, 0], *state)
     return y, SLSTMCell(*after)
 
 
-slstm = KernelOp("slstm", _forward, _backward, _fake)
+slstm = KernelOp("slstm", _forward, _backward, empty_outputs)
