@@ -3,12 +3,10 @@
 from collections.abc import Collection, Sequence
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from stateline.data import Tokenizer
 from stateline.data.tokenizer import utf8
-from stateline.generate.session import Choice, Session, prefill
+from stateline.generate.session import Session, prefill
 from stateline.generate.text import TextStream
 from stateline.models.language_model import LanguageModel
 
@@ -58,7 +56,8 @@ def answer(
         choice = session.step()
         tokens = choice.tokens
         if count == 1 and never_empty:
-            tokens = _best_other(choice, end)
+            ends = torch.tensor(sorted(end), dtype=torch.int64, device=choice.logits.device)
+            tokens = choice.logits.index_fill(1, ends, -torch.inf).argmax(dim=1)
             session = Session(model, session.state()._replace(token=tokens), room=max(1, *limits))
         active = []
         for place, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
@@ -75,9 +74,3 @@ def answer(
     session.check()
     whole = [text + stream.finish() for text, stream in zip(texts, streams, strict=True)]
     return [utf8(text).decode(errors="replace") for text in whole]
-
-
-def _best_other(choice: Choice, end: Collection[int]) -> Int[Tensor, " batch"]:
-    """The best token of each row that is not an end token."""
-    ends = torch.tensor(sorted(end), dtype=torch.int64, device=choice.logits.device)
-    return choice.logits.index_fill(1, ends, -torch.inf).argmax(dim=1)

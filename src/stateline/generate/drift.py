@@ -114,7 +114,9 @@ def drift(
                 change += (chances[1:] - chances[0]).abs().sum(dim=-1) / 2
         done = end
         if done in (length, _next(done - 1)):
-            found = (change / (done - reported)).tolist(), _relative(kept)
+            leaves = torch.cat([leaf.flatten(1).double() for leaf in kept], dim=1)
+            apart = (leaves[1:] - leaves[0]).norm(dim=1) / leaves[0].norm()
+            found = (change / (done - reported)).tolist(), apart.tolist()
             yield Drift(done, *(dict(zip(roundings, part, strict=True)) for part in found))
             reported = done
             change.zero_()
@@ -126,10 +128,3 @@ def _next(length: int) -> int:
     while reported <= length:
         reported *= FACTOR
     return reported
-
-
-def _relative(leaves: Sequence[Tensor]) -> list[float]:
-    """Distance of the other rows from the first, relative to its norm."""
-    rows = torch.cat([leaf.flatten(1).double() for leaf in leaves], dim=1)
-    found: list[float] = ((rows[1:] - rows[0]).norm(dim=1) / rows[0].norm()).tolist()
-    return found

@@ -422,11 +422,7 @@ def prefill(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionSt
 
 
 def prompt_lengths(prompt: Prompt) -> list[int]:
-    """Tokens of each row of a prompt.
-
-    Raises:
-        InputError: If it is neither a batch nor a sequence of rows, or a row is empty.
-    """
+    """Tokens of each row of a prompt, after a check that there are some."""
     parts, axes = ([prompt], 2) if isinstance(prompt, Tensor) else (prompt, 1)
     for part in parts:
         if not isinstance(part, Tensor) or part.ndim != axes:

@@ -143,7 +143,9 @@ class Speculation:
 
     def _round(self) -> None:
         """Propose tokens, check them, and queue the accepted tokens and one more."""
-        kept, ahead = self._kept, self._proposable()
+        kept = self._kept
+        limits = [model.max_len for model in (self.model, self.draft) if model.max_len is not None]
+        ahead = max(0, min([self.ahead, *(limit - kept.length for limit in limits)]))
         proposed, q = self._propose(ahead)
         fed = torch.cat([kept.token, proposed])[None]
         with remembering(self._memory):
@@ -165,11 +167,6 @@ class Speculation:
         self._after = after if accepted == ahead else None
         self.rounds += 1
         self.proposed, self.accepted = self.proposed + ahead, self.accepted + accepted
-
-    def _proposable(self) -> int:
-        """How many tokens can be proposed now."""
-        limits = [model.max_len for model in (self.model, self.draft) if model.max_len is not None]
-        return max(0, min([self.ahead, *(limit - self._kept.length for limit in limits)]))
 
     def _propose(self, ahead: int) -> tuple[Int[Tensor, " ahead"], Float[Tensor, "ahead vocab"]]:
         """Tokens of the draft, and the distributions that they were drawn from."""
