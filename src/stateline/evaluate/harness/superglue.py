@@ -56,25 +56,17 @@ class Ranked(NamedTuple):
     written: Callable[[Row], Iterator[Question]] | None = None
 
 
-def _one_of(choices: list[str], right: int, text: str) -> Iterator[Question]:
-    yield Question(text, choices, [right])
-
-
-def _boolq(row: Row) -> Iterator[Question]:
-    text = f"{row['passage']}\nQuestion: {row['question']}?\nAnswer:"
-    return _one_of(["no", "yes"], int(row["label"]), text)
-
-
-def _cb(row: Row) -> Iterator[Question]:
-    text = f"{row['premise']}\nQuestion: {row['hypothesis']}. True, False, or Neither?\nAnswer:"
-    right = ["entailment", "contradiction", "neutral"].index(row["label"])
-    return _one_of(["True", "False", "Neither"], right, text)
+def _labelled(
+    text: str, choices: list[str], right: Callable[[Any], int] = int
+) -> Callable[[Row], Iterator[Question]]:
+    """One question for each row, with the number of the right answer by the row's label."""
+    return lambda row: iter([Question(text.format(**row), choices, [right(row["label"])])])
 
 
 def _copa(row: Row) -> Iterator[Question]:
     joint = "because" if row["question"] == "cause" else "therefore"
     choices = [choice[:1].lower() + choice[1:] for choice in (row["choice1"], row["choice2"])]
-    return _one_of(choices, int(row["label"]), f"{row['premise'].strip()[:-1]} {joint}")
+    yield Question(f"{row['premise'].strip()[:-1]} {joint}", choices, [int(row["label"])])
 
 
 def _multirc(row: Row) -> Iterator[Question]:
@@ -115,26 +107,27 @@ def _queries(row: Row) -> Iterator[tuple[str, list[str], list[int]]]:
             yield query["query"], names, right
 
 
-def _rte(row: Row) -> Iterator[Question]:
-    text = f"{row['premise']}\nQuestion: {row['hypothesis']} True or False?\nAnswer:"
-    return _one_of(["True", "False"], int(row["label"] != "entailment"), text)
-
-
-def _wic(row: Row) -> Iterator[Question]:
-    text = (
-        f"{row['sentence1']}\n{row['sentence2']}\nQuestion: Is the word '{row['word']}' used in "
-        "the same sense in the two sentences above?\nAnswer:"
-    )
-    return _one_of(["no", "yes"], int(row["label"]), text)
-
-
-def _wsc(row: Row) -> Iterator[Question]:
-    target = row["target"]
-    text = (
-        f"Passage: {row['text']}\nQuestion: In the passage above, does the pronoun "
-        f'"{target["span2_text"]}" refer to "{target["span1_text"]}"?\nAnswer:'
-    )
-    return _one_of(["no", "yes"], int(row["label"]), text)
+_BOOLQ = _labelled("{passage}\nQuestion: {question}?\nAnswer:", ["no", "yes"])
+_CB = _labelled(
+    "{premise}\nQuestion: {hypothesis}. True, False, or Neither?\nAnswer:",
+    ["True", "False", "Neither"],
+    ["entailment", "contradiction", "neutral"].index,
+)
+_RTE = _labelled(
+    "{premise}\nQuestion: {hypothesis} True or False?\nAnswer:",
+    ["True", "False"],
+    lambda label: int(label != "entailment"),
+)
+_WIC = _labelled(
+    "{sentence1}\n{sentence2}\nQuestion: Is the word '{word}' used in the same sense in the two "
+    "sentences above?\nAnswer:",
+    ["no", "yes"],
+)
+_WSC = _labelled(
+    "Passage: {text}\nQuestion: In the passage above, does the pronoun "
+    '"{target[span2_text]}" refer to "{target[span1_text]}"?\nAnswer:',
+    ["no", "yes"],
+)
 
 
 def _superglue(name: str) -> tuple[str, str]:
@@ -142,15 +135,15 @@ def _superglue(name: str) -> tuple[str, str]:
 
 
 RANKED: Mapping[str, Ranked] = {
-    "boolq": Ranked(_superglue("BoolQ"), _boolq),
-    "cb": Ranked(_superglue("CB"), _cb, (MACRO_F1,)),
+    "boolq": Ranked(_superglue("BoolQ"), _BOOLQ),
+    "cb": Ranked(_superglue("CB"), _CB, (MACRO_F1,)),
     "copa": Ranked(_superglue("COPA"), _copa),
     "multirc": Ranked(_superglue("MultiRC"), _multirc, (ANSWER_F1, QUESTION_MATCH)),
     "record": Ranked(
         _superglue("ReCoRD"), _record, (NAME_F1, NAME_MATCH), "", written=_record_written
     ),
-    "rte": Ranked(_superglue("RTE"), _rte),
-    "wic": Ranked(_superglue("WiC"), _wic),
-    "wsc": Ranked(_superglue("WSC"), _wsc),
+    "rte": Ranked(_superglue("RTE"), _RTE),
+    "wic": Ranked(_superglue("WiC"), _WIC),
+    "wsc": Ranked(_superglue("WSC"), _WSC),
 }
 """Tasks by name."""
