@@ -74,11 +74,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
 
 def _untrained(given: Namespace, arguments: Sequence[str], parser: Parser) -> "LanguageModel":
-    """The model of a pattern, a preset or a recipe, without weights.
-
-    Raises:
-        InputError: If options for a run were given, or MODEL looks like a missing folder.
-    """
+    """The model of a pattern, a preset or a recipe, without weights."""
     from stateline.models.factory import meta_model
     from stateline.models.language_model import LanguageModel
 

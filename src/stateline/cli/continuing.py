@@ -51,11 +51,7 @@ class _Reader:
 
 
 def continue_texts(given: Namespace) -> None:
-    """Print the continuation of one prompt, or of several, as the options say.
-
-    Raises:
-        InputError: If a file, a prompt or an option cannot be used.
-    """
+    """Print the continuation of one prompt, or of several, as the options say."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     sampling = Sampling(**{name: given[name] for name in names})
     model, tokenizer = open_model(given)

@@ -52,20 +52,12 @@ def add_device_and_dtype(parser: Parser) -> None:
 
 
 def place(given: Any) -> "tuple[torch.device, torch.dtype | None]":
-    """The device and the precision that were asked for.
-
-    Raises:
-        InputError: If this machine has no such device.
-    """
+    """The device and the precision that were asked for."""
     return resolve_device(given.device), resolve_dtype(given.dtype)
 
 
 def user_folder(path: str) -> Path:
-    """The folder of a model, a run or a checkpoint, after a check that its code was imported.
-
-    Raises:
-        InputError: If the folder cannot be looked up, or its code was not imported.
-    """
+    """The folder of a model, a run or a checkpoint, after a check that its code was imported."""
     folder = user_path(path, "model")
     check_imports(folder)
     return folder
@@ -74,11 +66,7 @@ def user_folder(path: str) -> Path:
 def open_model(
     given: Any, path: str = "", tokenizer: str | None = None
 ) -> "tuple[LanguageModel, Tokenizer]":
-    """The language model in ``RUN`` or in another folder, as the options say, and its tokenizer.
-
-    Raises:
-        InputError: If it cannot be read, or needs code that was not imported.
-    """
+    """The language model in ``RUN`` or in another folder, as the options say, and its tokenizer."""
     from stateline.generate import load_run
 
     folder, (device, dtype) = user_folder(path or given.run), place(given)
@@ -165,11 +153,7 @@ def add_engine(parser: Parser) -> None:
 
 
 def make_engine(given: Any, mirror: "Mirror | None" = None) -> "Engine":
-    """The engine that the options ask for; with ``mirror``, results are kept in a storage.
-
-    Raises:
-        InputError: If an option is out of range or of another engine.
-    """
+    """The engine that the options ask for; with ``mirror``, results are kept in a storage."""
     options = {name: given[name] for name in _ENGINES if given[name] is not None}
     for name in options:
         if given.engine not in _ENGINES[name]:

@@ -19,12 +19,7 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def add_settings(parser: Parser, without: Collection[str] = ()) -> None:
-    """Add all settings of a model but its pattern and vocabulary, and all of its training.
-
-    Args:
-        parser: The parser of the command.
-        without: Settings that the command does not take.
-    """
+    """Add all settings of a model but its pattern and vocabulary, and of its training."""
     parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size", *without})
     about = "what a classifier pools; by default the mean of all positions"
     parser.option("model.pooling", Literal["mean", "last"], None, about)

@@ -16,13 +16,7 @@ SECONDS = 10
 
 
 class Watched(News):
-    """Writes the page of a comparison while its runs finish, and opens the first one.
-
-    Args:
-        folder: Folder of the comparison.
-        budgets: Limits on the costs of models; the decision is among models within the limits.
-        show: Opens an address in a browser.
-    """
+    """Writes the page of a comparison while its runs finish, and opens the first one."""
 
     def __init__(
         self, folder: Path, budgets: list[Budget], show: Callable[[str], object] = webbrowser.open

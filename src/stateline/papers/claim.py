@@ -101,11 +101,7 @@ class Judged(NamedTuple):
 
 
 def judge_all(statements: Sequence[Statement], record: TableRecord) -> list[Judged]:
-    """Judge the statements of a claim.
-
-    Raises:
-        InputError: If the record has no row or column of a name.
-    """
+    """Judge the statements of a claim."""
     return [judge(statement, record, RATE / len(statements)) for statement in statements]
 
 

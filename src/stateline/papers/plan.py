@@ -49,11 +49,7 @@ def plan_table(
 
 
 def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, task: Task) -> None:
-    """Check that the runs of a row will have the scores that the columns ask for.
-
-    Raises:
-        InputError: If a length or a number of updates is not among the scored ones.
-    """
+    """Check that the runs of a row will have the scores that the columns ask for."""
     every, steps = training.eval_every, training.steps
     for column in columns:
         if column.at is not None and column.at not in task.eval_lengths:
@@ -71,11 +67,7 @@ def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, ta
 
 
 def resolve(row: Row, table: Table, size: Size, recipes: Path) -> tuple[Recipe, str]:
-    """The model of a row with all of its settings, and its task.
-
-    Raises:
-        InputError: If its recipe cannot be read, or nothing names a task.
-    """
+    """The model of a row with all of its settings, and its task."""
     recipe, task = Recipe(row.pattern, row.name), None
     if row.recipe:
         name = row.recipe.replace("{size}", size)

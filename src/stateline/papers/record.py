@@ -140,14 +140,7 @@ def _final(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
 
 
 def record_table(name: str, table: Table, size: Size, results: Results) -> TableRecord:
-    """A table from the runs of its rows; rows that have none are left out.
-
-    Args:
-        name: Name of the table.
-        table: The table.
-        size: The size that was run.
-        results: The runs; their models are named after the rows.
-    """
+    """A table from runs, whose models are named after its rows; rows without runs are left out."""
     columns, tasks = table.columns_of(size), {task.spec: task for task in results.tasks}
     runs: dict[str, list[RunRecord]] = {}
     for run in results.runs:
@@ -245,11 +238,7 @@ def write_table(path: Path, record: TableRecord) -> None:
 
 
 def read_table(path: Path) -> TableRecord:
-    """Read a record.
-
-    Raises:
-        InputError: If it is missing or damaged.
-    """
+    """Read a record."""
     try:
         return msgspec.json.decode(regular_file(path, "table").read_bytes(), type=TableRecord)
     except msgspec.MsgspecError as error:

@@ -24,15 +24,7 @@ from stateline.runs.store import outline, write_results
 
 
 class Reproduced(NamedTuple):
-    """The result of a table.
-
-    Attributes:
-        table: The table.
-        record: Its values.
-        results: Its runs.
-        charts: Its charts.
-        folder: The folder of their files.
-    """
+    """The result of a table, and the folder of its files."""
 
     table: Table
     record: TableRecord

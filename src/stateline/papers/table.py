@@ -220,11 +220,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 def find_tables(recipes: Path) -> dict[str, Path]:
-    """The files of tables in a folder of recipes, by name: ``h3/table_12``.
-
-    Raises:
-        InputError: If there are none.
-    """
+    """The files of tables in a folder of recipes, by name: ``h3/table_12``."""
     files = {
         f"{path.parents[1].name}/{path.stem}": path for path in recipes.glob("*/tables/*.yaml")
     }
@@ -234,11 +230,7 @@ def find_tables(recipes: Path) -> dict[str, Path]:
 
 
 def make_table(content: Mapping[str, Any], path: Path) -> Table:
-    """The table that the content of a file describes.
-
-    Raises:
-        InputError: If a field is missing, unknown, or of the wrong type; the line names its place.
-    """
+    """The table that the content of a file describes."""
     try:
         return msgspec.convert(content, Table)
     except msgspec.ValidationError as error:
@@ -246,15 +238,7 @@ def make_table(content: Mapping[str, Any], path: Path) -> Table:
 
 
 def find_table(name: str, recipes: Path) -> tuple[str, Table]:
-    """The name and the content of a table.
-
-    Args:
-        name: Its name, or the path of its file.
-        recipes: Folder of the recipes.
-
-    Raises:
-        InputError: If there is none of that name, or its file cannot be used.
-    """
+    """The name and the content of a table, given its name or the path of its file."""
     if name.endswith((".yaml", ".yml")):
         path, name = Path(name), Path(name).stem
     elif (found := find_tables(recipes).get(name)) is not None:

@@ -153,11 +153,7 @@ def response_id(key: bytes) -> str:
 
 
 def key_of(name: str) -> bytes:
-    """The key under which the state after a response is kept.
-
-    Raises:
-        InputError: If no response has such a name.
-    """
+    """The key under which the state after a response is kept."""
     found = _ID.fullmatch(name)
     if found is None:
         raise InputError(f"there is no response {name[:100]!r}: give the id of one")

@@ -25,11 +25,7 @@ ClassMetric = Literal["accuracy", "auroc"]
 
 
 class Classes:
-    """One of several classes, trained by cross entropy and scored by accuracy.
-
-    Args:
-        names: Names of the classes.
-    """
+    """One of several classes, trained by cross entropy and scored by accuracy."""
 
     metric: str = "accuracy"
     scores: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -80,12 +76,6 @@ class Ranked(Classes):
 
     The area is the probability that a row of the second class has a higher score than a row of the
     first; equal scores count half. ``accuracy`` is also given.
-
-    Args:
-        names: Names of the two classes.
-
-    Raises:
-        InputError: If there are not two.
     """
 
     metric = "auroc"
