@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
+from logging import DEBUG, WARNING
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -56,7 +57,7 @@ def dispatch(
         name = _choose(op, candidates, function, inputs)
     else:
         name = _require(op, candidates, backend, function, inputs)
-    _log_choice(function, name)
+    _log_once(DEBUG, "%s runs on backend %r", function, name)
     return candidates[name].run(*inputs)
 
 
@@ -144,7 +145,8 @@ def _choose(
             reason = candidates[wanted].reason(function, *inputs)
         if not reason:
             return wanted
-        _log_fallback(function, wanted, reason)
+        text = "%s cannot run on backend %r: %s; auto chooses"
+        _log_once(WARNING, text, function, wanted, reason)
     able = ""
     for name, candidate in candidates.items():
         if candidate.reason(function, *inputs):
@@ -238,14 +240,7 @@ def kernels_run(op: Op, device_type: str) -> bool:
 
 
 @once_per_trace
-def _log_choice(function: str, backend: str) -> None:
-    if (function, backend) not in _logged:
-        _logged.add((function, backend))
-        log.debug("%s runs on backend %r", function, backend)
-
-
-@once_per_trace
-def _log_fallback(function: str, backend: str, reason: str) -> None:
-    if (function, backend, reason) not in _logged:
-        _logged.add((function, backend, reason))
-        log.warning("%s cannot run on backend %r: %s; auto chooses", function, backend, reason)
+def _log_once(level: int, text: str, *values: str) -> None:
+    if (text, *values) not in _logged:
+        _logged.add((text, *values))
+        log.log(level, text, *values)

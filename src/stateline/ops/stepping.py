@@ -101,11 +101,7 @@ def wide(state: Tensor) -> Tensor:
 
 
 def on_a_copy(step_: Stepper) -> Callable[..., tuple[Tensor, Any]]:
-    """A step that returns a new state, from one that changes its state in place.
-
-    Args:
-        step_: ``step_(*signals, state)`` returns the output.
-    """
+    """A step that returns a new state, from one that changes its state in place."""
 
     def run(*inputs: Any) -> tuple[Tensor, Any]:
         *signals, state = inputs

@@ -57,12 +57,6 @@ def run_fla(
 
     The kernel gets documents as the sequences of one long row (``cu_seqlens``), each with its own
     state.
-
-    Args:
-        run: The kernel.
-        state: State of each row.
-        starts: Where documents begin.
-        **signals: Its signals (batch, length, ...), with the values as ``v``.
     """
     v, own, options = signals["v"], state.float(), {"scale": 1.0, "output_final_state": True}
     assert v is not None

@@ -35,12 +35,7 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _spectra(u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Spectra of signal and kernel, zero-padded so that the product does not wrap around.
-
-    Returns:
-        Spectrum of the signal (*batch, 1, channel, frequency), spectrum of the kernel (filter,
-        channel, frequency), length of the FFT.
-    """
+    """Spectra of signal and kernel, padded so that products do not wrap; length of the FFT."""
     length, channels = u.shape[-2:]
     taps = kernel[:, :length].to(_compute_dtype(u)).unflatten(0, (-1, channels))
     n = _fast_length(length + taps.shape[-1] - 1)

@@ -212,12 +212,7 @@ def step_in_place(
 
 
 def borders_of(shape: Sequence[int], starts: Tensor | None) -> NDArray[np.int64]:
-    """Where each row begins, and the end; each document in a row counts as a row.
-
-    Args:
-        shape: Sizes of the axes of rows, then the length of a row.
-        starts: Where documents begin, of this shape.
-    """
+    """Where each row begins, and the end; each document in a row counts as a row."""
     *axes, length = shape
     rows = math.prod(axes)
     if starts is None or not length:
