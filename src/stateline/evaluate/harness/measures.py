@@ -43,10 +43,6 @@ def word_f1(found: Sequence[str], wanted: Sequence[str]) -> float:
 def class_f1(pairs: Sequence[tuple[int, int | None]], label: int) -> float:
     """F1 of one class: 2 TP / (2 TP + FP + FN), or 0.0 without a true positive.
 
-    Args:
-        pairs: The right and the chosen class of each question.
-        label: The class.
-
     Example:
         >>> class_f1([(1, 1), (1, 0), (0, 1), (1, None)], 1)
         0.4

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Any
 
@@ -134,7 +134,8 @@ class StatelineLM(TemplateLM):
         requests: Sequence[Request],
     ) -> dict[int, Scored]:
         """Scores by number of request; a fork is a context's row and the number of a request."""
-        shared = min(_common(contexts), min(map(len, contexts)) - 1)
+        same = takewhile(lambda column: len(set(column)) == 1, zip(*contexts, strict=False))
+        shared = min(len(list(same)), min(map(len, contexts)) - 1)
         _, state = self._read([contexts[0][:shared]], self.model.init_state(1), keep=0)
         state = select_rows(state, [0] * len(contexts))
         before, state = self._read([context[shared:] for context in contexts], state, keep=1)
@@ -218,13 +219,6 @@ class StatelineLM(TemplateLM):
             end=self.text.end_tokens,
             never_empty=bool(settings.get("min_new_tokens")),
         )
-
-
-def _common(rows: Sequence[Sequence[int]]) -> int:
-    """Length of the longest common prefix of all rows."""
-    shortest = min(map(len, rows))
-    columns = zip(*rows, strict=False)
-    return next((n for n, column in enumerate(columns) if len(set(column)) > 1), shortest)
 
 
 def _likelihood(logits: Tensor, wanted: Sequence[int]) -> Scored:

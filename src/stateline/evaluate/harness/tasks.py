@@ -48,16 +48,7 @@ LOCAL_TASKS: Mapping[str, str] = {
 
 
 def task_settings(name: str, data: str | Path | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The settings of a local task, for lm-evaluation-harness.
-
-    Args:
-        name: One of ``LOCAL_TASKS``.
-        data: Folder with the task's files.
-        tokenizer: Tokenizer of the model, which limits the length of written answers.
-
-    Raises:
-        InputError: If the task is unknown, or a file is missing or damaged.
-    """
+    """The settings of a local task; written answers have at most as many tokens as the longest."""
     check_choice("task", name, LOCAL_TASKS)
     if data is None:
         raise InputError(f"{name} is read from {LOCAL_TASKS[name]}: give their folder with --data")
