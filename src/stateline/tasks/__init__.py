@@ -202,23 +202,18 @@ Known: algorithm, ...
         if isinstance(value, int) and value > MAX_SETTING:
             raise InputError(f"{key} of {item.name} must be at most {MAX_SETTING:,}, got {value}")
     task = construct("task", item.name, TASKS[item.name], item.keywords, seed)
-    _check_lengths(task)
-    _check_size(task)
+    _check_sizes(task)
     return task
 
 
-def _check_lengths(task: Task) -> None:
-    """Refuse lengths that are not positive integers or lack the training length."""
+def _check_sizes(task: Task) -> None:
+    """Refuse wrong lengths, and batches that would fill the memory or take forever to draw."""
     lengths = task.eval_lengths
     if task.train_length not in lengths or not all(type(n) is int and n > 0 for n in lengths):
         raise InputError(
             f"eval_lengths of {type(task).__name__} must be whole numbers with "
             f"train_length={task.train_length} among them, got {lengths}"
         )
-
-
-def _check_size(task: Task) -> None:
-    """Refuse batches that would fill the memory or take forever, before anything is drawn."""
     drawn = (task.problems_per_batch, max(task.eval_lengths))
     for rows, longest in ((task.batch_size, task.train_length), drawn):
         length = max(longest, task.least_row)

@@ -93,11 +93,7 @@ class Problems(NamedTuple):
     answers: Int[Tensor, "batch answer"]
 
     def check(self, task: "Task") -> None:
-        """Check the shapes of a task's problems; scores would compare unequal shapes silently.
-
-        Raises:
-            InputError: If they are not two matrices with as many prompts as answers.
-        """
+        """Check the shapes of a task's problems; scores would compare unequal shapes silently."""
         fit = all(isinstance(own, Tensor) and own.ndim == 2 for own in self)
         if not fit or len(self.prompts) != len(self.answers):
             raise InputError(
@@ -108,11 +104,7 @@ class Problems(NamedTuple):
 
 
 def check_batch(task: "Task", tokens: Any, targets: Any) -> None:
-    """Check that a batch of a task has a target for each position.
-
-    Raises:
-        InputError: If one is missing: losses and scores would fail, or compare unequal shapes.
-    """
+    """Check that a batch of a task has a target for each position."""
     pair = isinstance(tokens, Tensor) and isinstance(targets, Tensor)
     if not pair or tokens.ndim < 2 or targets.shape[:2] != tokens.shape[:2]:
         raise InputError(
@@ -321,11 +313,7 @@ class GeneratedTask(Task):
         return prompts.shape[1] + answers.shape[1] - 1
 
     def check(self) -> None:
-        """Check that there are problems at every length.
-
-        Raises:
-            InputError: If there are not.
-        """
+        """Check that there are problems at every length."""
         for length in self.eval_lengths:
             Problems(*self.problems(length, 0)).check(self)
 

@@ -251,9 +251,6 @@ class LongTextTask(TextTask):
 def eval_lengths(length: int, longest: int | None) -> tuple[int, ...]:
     """The training length and four times it; with ``longest``, its doublings and ``longest``.
 
-    Raises:
-        InputError: If the longest is shorter than the training length.
-
     Example:
         >>> eval_lengths(256, None), eval_lengths(256, 2000)
         ((256, 1024), (256, 512, 1024, 2000))
