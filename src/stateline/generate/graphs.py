@@ -43,10 +43,6 @@ class Graphs:
     new graph is compared with the step in :data:`TRIALS` steps on copies. If it differs, or if the
     step cannot be recorded, the session runs the step without graphs, and logs this once. If memory
     runs out, the other graphs leave, and steps of this size run without one.
-
-    Args:
-        step: The step.
-        record: How to record it.
     """
 
     def __init__(self, step: Step, record: Record | None = None) -> None:

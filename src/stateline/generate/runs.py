@@ -150,7 +150,7 @@ class NumberTokenizer(Tokenizer):
         try:
             return np.array([int(word) for word in words], dtype=np.int64)
         except (ValueError, OverflowError) as error:  # not a number, or one beyond 64 bits
-            wrong = next(word for word in words if not _is_number(word))
+            wrong = next(w for w in words if not (w.isdecimal() and len(w) < 20 and int(w) < 2**63))
             raise InputError(
                 f"the model has {self.vocab_size} tokens and no {FILE}, so text must be token "
                 f"numbers, got {wrong[:20]!r}: put the tokenizer beside the model"
@@ -163,8 +163,3 @@ class NumberTokenizer(Tokenizer):
     def to_json(self) -> str:
         """The number of tokens, as JSON."""
         return json.dumps({"type": "stateline-number", "vocab_size": self.vocab_size})
-
-
-def _is_number(word: str) -> bool:
-    """True if a word is a number below 2**63, in decimal digits."""
-    return word.isdecimal() and len(word) < 20 and int(word) < 2**63
