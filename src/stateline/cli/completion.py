@@ -20,12 +20,7 @@ complete -o default -F _stateline stateline
 
 
 def completion(commands: Iterable[str], make: Callable[[str], Parser]) -> str:
-    """The script that a shell evaluates.
-
-    Args:
-        commands: Names of the commands.
-        make: Makes the parser of a command.
-    """
+    """The script that a shell evaluates."""
     options: Mapping[str, str] = {name: " ".join(_options(make(name))) for name in commands}
     cases = "\n".join(f'    {name}) words="{own}" ;;' for name, own in options.items())
     return _SCRIPT.format(cases=cases, commands=" ".join(options))

@@ -122,9 +122,6 @@ class Parser(ArgumentParser):
             given: The parsed arguments.
             kind: The kind of this call.
             kinds_of: For options that not all kinds have, the kinds that have them.
-
-        Raises:
-            InputError: If there is such an option.
         """
         for name, kinds in kinds_of.items():
             if kind not in kinds and given[name] != self.get_default(name):
@@ -189,9 +186,6 @@ def add_import_option(parser: argparse.ArgumentParser) -> None:
 
 def take_imports(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Split ``--import X`` and ``--import=X`` from the other arguments.
-
-    Returns:
-        The other arguments, and what is to be imported.
 
     Example:
         >>> take_imports(["check", "mine", "--import", "my.py"])

@@ -38,14 +38,7 @@ def describe(metrics: Metrics, score_name: str) -> str:
 def print_metrics(
     job: Job, folder: Path, *, quiet: bool, observers: Sequence[News]
 ) -> Iterator[Callable[[Metrics], None]]:
-    """A function that shows the metrics of one run, and logs them to TensorBoard if installed.
-
-    Args:
-        job: The run.
-        folder: Folder for TensorBoard's files.
-        quiet: Show and log nothing.
-        observers: Other observers of the run.
-    """
+    """A function that shows the metrics of a run and, if it is installed, logs to TensorBoard."""
     if quiet:
         yield lambda _: None
         return

@@ -38,9 +38,6 @@ def read_recipe(arguments: Sequence[str], parser: Parser) -> Any:
 
     A preset in place of a pattern, or the model whose weights the run starts from (``init``), sets
     the defaults of the model's settings.
-
-    Raises:
-        InputError: If the recipe cannot be read or used, or an option would have no effect.
     """
     parser.default_config_files = []  # not those of an earlier call
     given = parser.parse_args(arguments)

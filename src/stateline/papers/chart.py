@@ -14,10 +14,7 @@ from stateline.runs.results import RunRecord
 def draw(table: Table, record: TableRecord, runs: Sequence[RunRecord] = ()) -> list[Chart]:
     """The charts of a table: none, one, or one per column if the rows have an ``x``.
 
-    Args:
-        table: The table.
-        record: Its result.
-        runs: Its runs, whose curves are drawn if the figure is over updates.
+    The curves of its runs are drawn if the figure is over updates.
     """
     if table.plot == "none" or not record.rows:
         return []

@@ -112,9 +112,6 @@ def judge(statement: Statement, record: TableRecord, rate: float = RATE) -> Judg
         statement: The statement.
         record: The recorded table.
         rate: Probability that it is decided although the difference is zero.
-
-    Raises:
-        InputError: If the record has no row or column of a name.
     """
     first = _Values.of(record, statement.of, statement.column, shares=statement.share)
     sign = 1.0 if statement.below is None else -1.0

@@ -19,20 +19,9 @@ HERE = "data/"
 def plan_table(
     table: Table, size: Size, seeds: Sequence[int], data: str, recipes: Path
 ) -> tuple[list[Job], dict[str, Task]]:
-    """The jobs of all rows, one per seed, named after their rows, and their tasks by spec.
+    """The jobs of all rows by row and seed, named after their rows; and their tasks, with seed 0.
 
-    Args:
-        table: The table.
-        size: One of its sizes.
-        seeds: Seeds of weights and data.
-        data: Folder in place of the ``data`` of recipes.
-        recipes: Folder of the recipes.
-
-    Returns:
-        Jobs in the order of the rows, and tasks with seed 0.
-
-    Raises:
-        InputError: If a row cannot be trained.
+    The folder ``data`` stands in place of the ``data`` of recipes.
     """
     tasks: dict[str, Task] = {}
     jobs = []

@@ -105,11 +105,7 @@ class TableRecord(Record, frozen=True, kw_only=True):
 
 
 def measure(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
-    """The value of a run in a column; ``None`` if there is none.
-
-    Raises:
-        InputError: If the task has no score of that name.
-    """
+    """The value of a run in a column; ``None`` if there is none."""
     if column.count == "needed_bits":
         return None if run.capacity is None else run.capacity.needed
     if column.count:
@@ -170,9 +166,6 @@ def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
         record: The record.
         fresh: The same table, or some of its rows, of other runs. The result has the day and the
             environment of ``fresh``, and the commits and commands of both.
-
-    Raises:
-        InputError: If its columns differ from the record's.
     """
     if record.columns != fresh.columns:
         raise InputError(

@@ -28,13 +28,6 @@ def matching_runs(jobs: Sequence[Job], folders: Sequence[Path]) -> dict[Job, Run
     """Finished runs in other folders, such as runs of ``stateline train``.
 
     A run belongs to a job if both have the same task, data, model and training, with the same seed.
-
-    Args:
-        jobs: What is needed.
-        folders: Folders to search, with all their subfolders.
-
-    Raises:
-        InputError: If a folder does not exist, or a result in it is damaged.
     """
     found: dict[Job, RunRecord] = {}
     for run, config, data in _finished(folders):
@@ -58,19 +51,7 @@ def run_jobs(
     engine: Engine,
     news: News,
 ) -> dict[Job, RunRecord]:
-    """Train the jobs that are not done yet.
-
-    Args:
-        jobs: Jobs; a job that occurs twice is run once.
-        tasks: Their tasks with seed 0, by spec.
-        folder: Folder of all tables, which train a run that they share only once.
-        done: Results of runs that have ended.
-        engine: Where jobs are trained.
-        news: Is called while they run.
-
-    Raises:
-        InputError: If a job cannot be run.
-    """
+    """Train the jobs that are not done yet, each once; the folder is that of all tables."""
     todo, found = [job for job in dict.fromkeys(jobs) if job not in done], dict(done)
     for job in todo:
         check_job(job, tasks[job.task])

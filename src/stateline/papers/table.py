@@ -197,11 +197,7 @@ class Table(_Part, frozen=True, kw_only=True):
         return self.sizes[size].rows or self.rows
 
     def of_rows(self, size: Size, names: Sequence[str]) -> "Table":
-        """The table at a size with some of its rows.
-
-        Raises:
-            InputError: If there is no row of a name, or a name is given twice.
-        """
+        """The table at a size with some of its rows."""
         rows = {row.name: row for row in self.rows_of(size)}
         for name in names:
             check_choice("row", name, rows)

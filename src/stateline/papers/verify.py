@@ -41,13 +41,6 @@ def verify(record: TableRecord, fresh: TableRecord) -> list[Verified]:
 
     A new value x is ``within`` if Student's t of x - mean, with the recorded deviation times
     sqrt(1 + 1 / n) for n seeds, is not rarer than :data:`RATE`.
-
-    Args:
-        record: The recorded table.
-        fresh: The same table, or some of its rows, of new runs.
-
-    Raises:
-        InputError: If the record lacks a row or a column of the new runs.
     """
     rows, verified = {row.name: row for row in record.rows}, []
     for row in fresh.rows:

@@ -85,11 +85,7 @@ class Material:
         getattr(self, {"names": "names", "text": "documents", "qa": "passages"}[kind])
 
     def files(self, kind: str) -> list[Path]:
-        """The files of one kind, ``names``, ``text`` or ``qa``, in order.
-
-        Raises:
-            InputError: If there are none.
-        """
+        """The files of one kind, ``names``, ``text`` or ``qa``, in order."""
         if self._folder is None:
             raise InputError(f"this probe needs data: give --data a folder that holds {kind}/")
         home = self._folder / kind

@@ -59,11 +59,6 @@ def copy(text: str) -> Example:
 def question(passage: str, shown: tuple[str, str], asked: tuple[str, Sequence[str]]) -> Example:
     r"""A passage, a question with its answer as a demonstration, and a second question.
 
-    Args:
-        passage: The passage.
-        shown: A question and its answer.
-        asked: A question and the accepted answers.
-
     Example:
         >>> question("It is hot.", ("Cold?", "no"), ("Hot?", ["yes"])).prompt
         'It is hot.\n\nQuestion: Cold?\nAnswer: no\n\nQuestion: Hot?\nAnswer: '

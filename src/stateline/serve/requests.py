@@ -161,11 +161,7 @@ def key_of(name: str) -> bytes:
 
 
 def decode(body: bytes, kind: type[RequestT]) -> RequestT:
-    """Read a request.
-
-    Raises:
-        InputError: If it is not JSON, or not of this kind.
-    """
+    """Read a request."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

@@ -171,11 +171,7 @@ class HeadSettings:
         return self.bias in (True, part)
 
     def rotary(self, d_head: int) -> Rotary | None:
-        """Rotary positions, for ``rope``.
-
-        Raises:
-            InputError: If the entries to rotate are not pairs, or the scaling is impossible.
-        """
+        """Rotary positions, for ``rope``."""
         if self.position != "rope":
             return None
         dims = int(d_head * self.rotary_fraction) // 2 * 2

@@ -58,12 +58,6 @@ class MatrixAttention(SequenceLayer[Any]):
     the output of the heads becomes the output of the layer. The state stays float32 under a cast to
     half precision.
 
-    Args:
-        d_model: Width of input and output.
-        n_heads: Number of heads.
-        d_key: Width of queries and keys of a head.
-        d_value: Width of the values of a head.
-
     Attributes:
         chunk: Tokens inside which the layer attends.
     """

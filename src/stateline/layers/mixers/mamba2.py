@@ -96,11 +96,7 @@ class Mamba2Settings:
     out_scale: float = 1.0
 
     def of_width(self, d_model: int) -> "Mamba2Settings":
-        """The settings with the size of a head.
-
-        Raises:
-            InputError: If a size is not positive, or one does not divide the other.
-        """
+        """The settings with the size of a head."""
         inner = int(self.expand * d_model)
         if min(inner, self.d_state, self.n_groups) < 1:
             raise InputError(

@@ -65,11 +65,7 @@ class MoESettings:
     balance: float = 0.01
 
     def of_width(self, d_model: int) -> "MoESettings":
-        """The settings with the hidden widths.
-
-        Raises:
-            InputError: If a setting cannot be used.
-        """
+        """The settings with the hidden widths."""
         check_choice("activation", self.activation, get_args(Activation))
         check_choice("scores", self.scores, get_args(Scores))
         top_k, experts, shared = self.top_k, self.experts, self.shared

@@ -45,11 +45,7 @@ class ChannelSSMSettings:
         check_steps(self.dt_min, self.dt_max)
 
     def transitions(self, d_model: int) -> int:
-        """Number of different transitions of a layer.
-
-        Raises:
-            InputError: If ``n_ssm`` does not divide ``d_model``.
-        """
+        """Number of different transitions of a layer."""
         count = d_model if self.n_ssm is None else self.n_ssm
         if count < 1 or d_model % count:
             raise InputError(f"n_ssm must divide d_model, got n_ssm={self.n_ssm} and {d_model=}")
