@@ -48,7 +48,7 @@ LOCAL_TASKS: Mapping[str, str] = {
 
 
 def task_settings(name: str, data: str | Path | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The settings of a local task; written answers have at most as many tokens as the longest."""
+    """The settings of a local task; the tokenizer tells how long written answers may be."""
     check_choice("task", name, LOCAL_TASKS)
     if data is None:
         raise InputError(f"{name} is read from {LOCAL_TASKS[name]}: give their folder with --data")
