@@ -150,6 +150,19 @@ def test_errors_are_measured_against_float64(tmp_path: Path) -> None:
         assert 0 < figure.error < 1e-4
 
 
+@pytest.mark.cpu
+@pytest.mark.usefixtures("brief_peaks")
+def test_by_default_no_row_names_a_backend_that_an_op_does_not_have(tmp_path: Path) -> None:
+    sizes = ["--lengths", "8", "--seconds", "0", "--force", "--d_model", "8"]
+    for suite in (["ops", "--only", "fft_conv"], ["decode", "--patterns", "lstm"]):
+        only = ["--batches", "1"] if suite[0] == "decode" else ["--rows", "1"]
+        assert main(["bench", *suite, *sizes, *only, "--out", str(tmp_path)]) == 0
+    ops, decode = (read_benchmark(tmp_path / f"{name}.json") for name in ("ops", "decode"))
+    assert {figure.candidate for figure in ops.figures} == {"torch", "auto"}
+    assert ops.skipped == ()
+    assert {figure.candidate for figure in decode.figures} == {"lstm [torch]", "lstm [auto]"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -75,7 +75,7 @@ class Settings:
         if self.backends is not None:
             return self.backends
         if self.device.type != "cuda":
-            return (*CPU_BACKENDS, "auto")
+            return [*(b for b in CPU_BACKENDS if b in OPS[op].backends), "auto"]
         return ["torch", *(b for b in OPS[op].backends if b not in (*CPU_BACKENDS, "reference"))]
 
     def timed(
@@ -90,8 +90,7 @@ class Settings:
     @property
     def of_models(self) -> Sequence[str]:
         """Backends to compare in whole layers and models."""
-        on_gpu = self.device.type == "cuda"
-        return self.backends or (("torch", "auto") if on_gpu else CPU_BACKENDS)
+        return self.backends or ("torch", "auto")
 
 
 def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure]:
