@@ -118,6 +118,16 @@ def test_scores_are_drawn_against_costs_with_the_front_named(make):
     assert "The front: “h3*2” and “attention(position=rope)*2”." in chart.notes
 
 
+def test_the_spread_of_a_speed_lies_within_its_chart(make):
+    results = make.results(tasks=[make.text_task()])
+    for timing in results["speed"][1]["timings"]:
+        timing |= {"low": 2.0, "high": 90_000.0}
+    (chart,) = [c for c in sections(typed(results)).trade_offs if c.name.endswith("decoding-speed")]
+    low, high = chart.spec()["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert low <= 2.0
+    assert high >= 90_000.0
+
+
 def test_a_model_without_a_score_is_named_beside_the_front(make):
     task = make.text_task()
     runs = [make.run(m, task, {"256": 2.0, "1024": 2.0}) for m in make.models]

@@ -14,7 +14,7 @@ COSTS = (STATE, FLOPS, speed("decode"))
 
 FRONT = (
     "Dashed: the Pareto front of the medians; no other model is better in one and at least as good "
-    "in the other. Bars: lowest to highest seed."
+    "in the other. Bars: lowest to highest seed, and the spread of a speed over its rounds."
 )
 """The note below every chart."""
 
@@ -58,7 +58,9 @@ def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart |
         spots,
         best,
         (
-            cost_axis(cost, [s.cost for s in spots], f"{cost.unit}, at {length:,} tokens"),
+            cost_axis(
+                cost, [c for s in spots for c in s.costs], f"{cost.unit}, at {length:,} tokens"
+            ),
             score_axis(task, f"{metric} at length {scored}"),
         ),
         less_cost=not cost.higher_is_better,
