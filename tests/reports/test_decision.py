@@ -183,6 +183,14 @@ def test_a_model_that_diverged_is_no_choice(make):
     assert (row.best, row.sure, row.following) == ("lstm*2", "no other to choose (2 seeds)", "")
 
 
+def test_seeds_that_diverged_are_not_counted_beside_the_score(make):
+    task = make.task(problems=1024, eval_lengths=[10])
+    runs = runs_at(make, task, {"h3*2": [1.0, 0.0, 1.0]})
+    runs[1]["by_length"] = {"10": {task["metric"]: None}}
+    (row,) = decided(make.results(tasks=[task], models=["h3*2"], runs=runs)).values()
+    assert row.score == "1.000 string accuracy, 2 of 3 seeds"
+
+
 def test_the_seeds_that_may_be_scored_are_counted(make):
     task = make.task(problems=1024, eval_lengths=[10, 20])
     runs = runs_at(make, task, {"h3*2": [1.0, 0.5, 0.98]})

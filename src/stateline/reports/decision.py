@@ -211,7 +211,8 @@ def _decide(
     beyond = [m for m in others if m not in allowed and order.index(m) < order.index(best)]
     cheap = [m for m in others if state(m) <= CHEAPER * state(best)]
     following = next(iter(beyond or cheap or others), None)
-    seeds, scored = len(runs_of(results, best, task)), len(scores[best])
+    seeds = len(runs_of(results, best, task))
+    scored = sum(not math.isnan(value) for value in scores[best])
     share = f", {scored} of {seeds} seeds" if scored < seeds else ""
     sure = _sure(scores, best, [m for m in allowed if m != best], found.better)
     return Decision(
