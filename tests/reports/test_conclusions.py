@@ -118,8 +118,9 @@ def test_a_sole_seed_that_diverged_is_said_to(make):
 
 def test_beside_a_model_with_one_seed_none_is_called_the_best(make):
     scores = {"h3*2": [2.0, 2.01, 2.02], "lstm*2": [2.8, 2.81, 2.82], "s4d": [1.5]}
-    (said,) = concluded(*planted(make, scores))
-    assert said.startswith("At length 256, clearly better in bits per byte: “h3*2” 2.010")
+    better, single = concluded(*planted(make, scores))
+    assert better.startswith("At length 256, clearly better in bits per byte: “h3*2” 2.010")
+    assert single == "At length 256, with one seed, nothing is claimed about “s4d” 1.500."
 
 
 def test_a_sole_model_is_scored_and_not_ranked(make):

@@ -172,6 +172,10 @@ def test_one_seed_decides_nothing(make):
     runs = runs_at(make, task, {"h3*2": [0.9, 0.9, 0.9], "lstm*2": [0.5]})
     (row,) = decided(make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)).values()
     assert (row.best, row.sure) == ("h3*2", "one seed: not decided")
+    runs += runs_at(make, task, {"s4d": [0.2, 0.2, 0.2]})
+    models = ["h3*2", "lstm*2", "s4d"]
+    (row,) = decided(make.results(tasks=[task], models=models, runs=runs)).values()
+    assert (row.best, row.sure) == ("h3*2", "not told apart from “lstm*2” (3 seeds)")
 
 
 def test_a_model_that_diverged_is_no_choice(make):

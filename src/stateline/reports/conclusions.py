@@ -113,9 +113,14 @@ def _ranking(found: Verdict, scores: dict[str, list[float]], metric: str) -> str
 
 
 def _undecided(found: Verdict, scores: dict[str, list[float]]) -> list[str]:
-    """Models of which nothing is claimed because a seed diverged."""
+    """Models of which nothing is claimed: a seed diverged, or they alone have only one."""
     diverged = [model for model in found.undecidable if any(map(math.isnan, scores[model]))]
-    return [f"nothing is claimed about {_scores(diverged, scores)}."] if diverged else []
+    single = [m for m in found.undecidable if m not in diverged] if found.groups else []
+    return [
+        f"{why}nothing is claimed about {_scores(models, scores)}."
+        for why, models in (("", diverged), ("with one seed, ", single))
+        if models
+    ]
 
 
 def _scores(models: Sequence[str], scores: dict[str, list[float]]) -> str:

@@ -235,7 +235,7 @@ def _sure(
     seeds = count(len(scores[best]), "seed")
     if not others:
         return f"no other to choose ({seeds})"
-    if min(len(scores[model]) for model in (best, *others)) < 2:
+    if min(len(scores[best]), max(len(scores[model]) for model in others)) < 2:
         return "one seed: not decided"
     same = [model for model in others if (best, model) not in better]
     if not same:
