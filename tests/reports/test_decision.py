@@ -260,9 +260,13 @@ def test_models_that_only_guess_are_said_to(make):
     runs = runs_at(make, task, {"h3*2": [0.26, 0.24], "lstm*2": [0.25, 0.27]})
     results = make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)
     assert {row.sure for row in decided(results).values()} == {"no better than a guess"}
-    guess, flat = outlook(*with_task(results, task))
+    guess, few_points = outlook(*with_task(results, task))
     assert guess.startswith("no model is better than a guess (which has 0.250)")
-    assert flat == "no curve has begun to improve: try more steps or other learning rates."
+    assert few_points == "try more steps or other learning rates."
+    flat = [CURVE | {"step": n, "metric": 0.25} for n in STEPS]
+    results["runs"] = [run | {"curve": flat, "steps": 1000} for run in runs]
+    _, told = outlook(*with_task(results, task))
+    assert told == "no curve has begun to improve: try more steps or other learning rates."
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,9 @@ def outlook(results: Results, task: TaskRecord) -> list[str]:
             f"still improving when training ended, so more steps may change the order: {told}."
         )
     elif said:
-        said.append("no curve has begun to improve: try more steps or other learning rates.")
+        fitted = all(_late(run) for own in open_.values() for run in own)
+        flat = "no curve has begun to improve: " if fitted else ""
+        said.append(f"{flat}try more steps or other learning rates.")
     return said
 
 
@@ -315,14 +317,20 @@ def _missing(run: RunRecord, task: TaskRecord) -> float:
     return distance if task.higher_is_better else -distance
 
 
+def _late(run: RunRecord) -> list[tuple[float, float]]:
+    """Logarithms of the steps in the second half of a curve, and scores; empty if too few."""
+    curve = [(p.step, p.metric) for p in run.curve if p.metric is not None and p.step > 0]
+    late = [(math.log(step), own) for step, own in curve if 2 * step >= run.steps]
+    return late if len({x for x, _ in late}) >= FIT_POINTS else []
+
+
 def _asked(run: RunRecord, task: TaskRecord) -> float | None:
     """Further steps until the fitted curve reaches the goal; without a goal, the steps done.
 
-    ``None`` if the curve does not rise.
+    ``None`` if the curve does not rise, or has too few points.
     """
-    curve = [(p.step, p.metric) for p in run.curve if p.metric is not None and p.step > 0]
-    late = [(math.log(step), own) for step, own in curve if 2 * step >= run.steps]
-    if len(late) < FIT_POINTS or len({x for x, _ in late}) < FIT_POINTS:
+    late = _late(run)
+    if not late:
         return None
     side = 1 if task.higher_is_better else -1
     x, y = [x for x, _ in late], [side * own for _, own in late]
