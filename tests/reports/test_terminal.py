@@ -5,7 +5,7 @@ from rich.console import Console
 
 from stateline.reports import read_results
 from stateline.reports.format import DASH
-from tests.reports.typed import print_results
+from tests.reports.typed import page_of, print_results
 
 
 def printed(results, width=100):
@@ -42,6 +42,14 @@ def test_six_models_on_three_tasks_fit_100_columns_unbroken(large):
     table = text.partition("\nCopying: ")[0]
     (spread, *_) = [line for line in table.splitlines() if f"0.960{DASH}0.980" in line]
     assert spread.count(f"0.960{DASH}0.980") == 6
+
+
+def test_speeds_of_a_busy_machine_are_warned_of_before_any_is_told(make):
+    results = make.results(speed=[make.speed(m, busy=0.3) for m in make.models])
+    for text in (printed(results), page_of(results)):
+        before, told, _ = text.partition("290 tok/s")
+        assert told
+        assert "Other programs used up to 30% of the machine" in before
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

@@ -152,8 +152,8 @@ def cost_conclusion(results: Results) -> list[str]:
         if sizes[ends[0]] == sizes[ends[1]]:
             told = f"{STATE.text(sizes[ends[0]])} for every model"
         sentences.append(f"State after {lengths[-1]:,} tokens: {told}.")
-    if disturbed := disturbance(results):
-        return [*sentences, f"{disturbed} Nothing is claimed about speeds."]
+    if disturbance(results):
+        return [*sentences, "Other programs ran: nothing is claimed about speeds."]
     return sentences + [said for cost in JUDGED if (said := _fastest(results, cost))]
 
 

@@ -11,6 +11,7 @@ from stateline.charts.chart import Chart
 from stateline.charts.export import write_charts
 from stateline.files import check_writable, write_text
 from stateline.reports.conclusions import conclusions
+from stateline.reports.costs import disturbance
 from stateline.reports.decision import HEADINGS, Budget, decisions, outlook
 from stateline.reports.figures import sections, task_name
 from stateline.reports.format import count, listing, words
@@ -117,6 +118,7 @@ def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) 
         unfinished=unfinished(results),
         caution=said,
         advice=ADVICE.get(said, ""),
+        disturbed=disturbance(results),
         decisions=decisions(results, budgets),
         headings=HEADINGS,
         budget=listing([budget.text for budget in budgets]),

@@ -9,6 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from stateline.reports.conclusions import conclusions
+from stateline.reports.costs import disturbance
 from stateline.reports.decision import HEADINGS, Budget, decisions, outlook
 from stateline.reports.format import DASH, fold, listing, words
 from stateline.reports.records import task_label
@@ -35,7 +36,8 @@ def print_results(results: Results, console: Console, budgets: Sequence[Budget] 
     """
     table = main_table(results)
     console.print(Text(headline(results), style="bold"))
-    for warning in filter(None, (unfinished(results), caution(results))):
+    warnings = (unfinished(results), caution(results), disturbance(results))
+    for warning in filter(None, warnings):
         console.print(Text(warning, style="yellow"))
     _print_decisions(results, console, budgets)
     label_width = max(len(label) for column in table.columns for label in _labels(column))
