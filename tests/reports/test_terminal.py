@@ -52,6 +52,12 @@ def test_speeds_of_a_busy_machine_are_warned_of_before_any_is_told(make):
         assert "Other programs used up to 30% of the machine" in before
 
 
+def test_why_a_model_with_a_lower_score_is_chosen_is_said():
+    results = read_results("docs/gallery/hybrids")
+    for text in (printed(results, width=200), page_of(results)):
+        assert "at most 0.01 (losses: 1%) behind the best one, and not clearly worse, the" in text
+
+
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_a_narrow_console_loses_no_digit(large, width):
     text = printed(large, width)

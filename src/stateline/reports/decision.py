@@ -36,6 +36,12 @@ COSTS = {
 CLOSE = 0.01
 """Scores count as equal within this share of the range or of the best score; cost then decides."""
 
+CHOSEN = (
+    f"Of the models whose scores are at most {CLOSE:g} (losses: {CLOSE:.0%}) behind the best one, "
+    "and not clearly worse, the one with the smallest state is chosen."
+)
+"""How the best model of a decision is chosen, for readers."""
+
 CHEAPER = 0.5
 """Largest state of the next choice, relative to the best model's, if any model is that small."""
 

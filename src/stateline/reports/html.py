@@ -12,7 +12,7 @@ from stateline.charts.export import write_charts
 from stateline.files import check_writable, write_text
 from stateline.reports.conclusions import conclusions
 from stateline.reports.costs import disturbance
-from stateline.reports.decision import HEADINGS, Budget, decisions, outlook
+from stateline.reports.decision import CHOSEN, HEADINGS, Budget, decisions, outlook
 from stateline.reports.figures import sections, task_name
 from stateline.reports.format import count, listing, words
 from stateline.reports.page import Key, render
@@ -121,6 +121,7 @@ def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) 
         disturbed=disturbance(results),
         decisions=decisions(results, budgets),
         headings=HEADINGS,
+        chosen=CHOSEN,
         budget=listing([budget.text for budget in budgets]),
         outlooks=[(labels[t.spec], said) for t in results.tasks for said in outlook(results, t)],
         conclusions=conclusions(results),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stateline.reports.conclusions import conclusions
 from stateline.reports.costs import disturbance
-from stateline.reports.decision import HEADINGS, Budget, decisions, outlook
+from stateline.reports.decision import CHOSEN, HEADINGS, Budget, decisions, outlook
 from stateline.reports.format import DASH, fold, listing, words
 from stateline.reports.records import task_label
 from stateline.reports.sentences import baselines, caution, headline, unfinished
@@ -74,6 +74,8 @@ def _print_decisions(results: Results, console: Console, budgets: Sequence[Budge
     for task in results.tasks:
         for sentence in outlook(results, task):
             console.print(Text(f"- {task_label(results, task)}: {sentence}"))
+    if drawn.row_count and len(results.models) > 1:
+        console.print(Text(CHOSEN, style="dim"))
     console.print()
 
 
