@@ -1,12 +1,23 @@
 """What a report concludes from planted results: no more than their spread allows."""
 
+import io
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from stateline.reports.conclusions import conclusions
 from stateline.runs.folder import read_results
-from tests.reports.typed import caution, concluded, costs_concluded, headline, merge, page_of
+from tests.reports.typed import (
+    caution,
+    concluded,
+    costs_concluded,
+    headline,
+    merge,
+    page_of,
+    print_results,
+)
 
 MODELS = ["attention(position=rope)*2", "h3*2", "lstm*2"]
 
@@ -70,7 +81,7 @@ def test_without_a_solution_none_is_scored_beyond_the_training_length(make):
 
 def test_a_model_that_few_seeds_solve_is_not_called_unsolved(make):
     said = concluded(*planted(make, {"h3*2": [0.2, 0.21, 0.99]}, make.task()))
-    assert said[0].startswith("No model solved it with most of its seeds (string accuracy")
+    assert said[0].startswith("It was not solved with most of its seeds (string accuracy")
 
 
 def test_beyond_the_training_length_only_models_that_solved_it_are_judged(make):
@@ -121,6 +132,25 @@ def test_beside_a_model_with_one_seed_none_is_called_the_best(make):
     better, single = concluded(*planted(make, scores))
     assert better.startswith("At length 256, clearly better in bits per byte: “h3*2” 2.010")
     assert single == "At length 256, with one seed, nothing is claimed about “s4d” 1.500."
+
+
+def test_the_report_of_a_single_run_speaks_of_no_others(make):
+    task = make.task(problems=1024, chance=0.0)
+    runs = [make.run("h3*2", task, {"10": 0.0, "20": 0.0, "40": 0.0})]
+    results = make.results(
+        tasks=[task], models=["h3*2"], runs=runs, protocol={"name": "quick", "learning_rates": {}}
+    )
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    print_results(results, console)
+    for text in (page_of(results), console.file.getvalue()):
+        assert "Result" in text
+        assert "the model is no better than a guess" in text
+        assert "It was not solved" in text
+        said = re.sub("(?s)<(style|script).*?</(style|script)>", "", text)
+        others = (
+            "Which one|[Nn]o model|no other|told apart|clearly|decide|compared size|[Nn]ext choice"
+        )
+        assert re.findall(others, said) == []
 
 
 def test_a_sole_model_is_scored_and_not_ranked(make):

@@ -56,6 +56,8 @@ def task_conclusion(results: Results, task: TaskRecord) -> list[str]:
 def _solved(trained: Sequence[str], solved: Sequence[str], task: TaskRecord, *, some: bool) -> str:
     if not solved:
         most = " with most of its seeds" if some else ""
+        if len(trained) == 1:
+            return f"It was not solved{most} ({goal(task)}), so it is not scored at other lengths."
         return f"No model solved it{most} ({goal(task)}), so none is scored at other lengths."
     if len(solved) == len(trained) == 1:
         return f"It was solved: {goal(task)}."

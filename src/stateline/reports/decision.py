@@ -131,6 +131,21 @@ class Decision(NamedTuple):
 HEADINGS = ("task", "length", "best", "score", "state, decoding", "how sure", "next choice")
 
 
+def headings(results: Results) -> tuple[str, ...]:
+    """The headings of the decisions; a single model is no choice."""
+    if len(results.models) > 1:
+        return HEADINGS
+    return *HEADINGS[:2], "model", *HEADINGS[3:-1]
+
+
+def question(results: Results, budgets: Sequence[Budget]) -> str:
+    """What the decisions answer."""
+    within = listing([budget.text for budget in budgets])
+    return ("Which one" if len(results.models) > 1 else "Result") + (
+        within and f", within {within}"
+    )
+
+
 def decisions(results: Results, budgets: Sequence[Budget] = ()) -> list[Decision]:
     """For each task, size and length the best model within the budgets."""
     return [
@@ -220,7 +235,9 @@ def _decide(
     seeds = len(runs_of(results, best, task))
     scored = sum(not math.isnan(value) for value in scores[best])
     share = f", {scored} of {seeds} seeds" if scored < seeds else ""
-    sure = _sure(scores, best, [m for m in allowed if m != best], found.better)
+    sure = count(len(scores[best]), "seed")
+    if len(results.models) > 1:
+        sure = _sure(scores, best, [m for m in allowed if m != best], found.better)
     return Decision(
         label,
         at,
@@ -279,16 +296,16 @@ def outlook(results: Results, task: TaskRecord) -> list[str]:
     scores = _scores(results, task, task.train_length, list(runs))
     if scores and not any(above_chance(task, own) for own in scores.values()):
         guess = "" if task.chance is None else f" (which has {task.chance:.3f})"
-        said.append(f"no model is better than a guess{guess}: the scores say nothing yet.")
+        none = "no model is" if len(results.models) > 1 else "the model is no"
+        said.append(f"{none} better than a guess{guess}: the scores say nothing yet.")
     open_ = {
         m: own for m, own in runs.items() if task.solved_at is None or not solved_runs(own, task)
     }
     rising = {m: steps for m, own in open_.items() if (steps := _steps_asked(own, task))}
     if rising:
         told = listing([f"“{model}” {_steps(*asked)}" for model, asked in rising.items()])
-        said.append(
-            f"still improving when training ended, so more steps may change the order: {told}."
-        )
+        order = ", so more steps may change the order" if len(results.models) > 1 else ""
+        said.append(f"still improving when training ended{order}: {told}.")
     elif said:
         fitted = all(_late(run) for own in open_.values() for run in own)
         flat = "no curve has begun to improve: " if fitted else ""

@@ -12,7 +12,7 @@ from stateline.charts.export import write_charts
 from stateline.files import check_writable, write_text
 from stateline.reports.conclusions import conclusions
 from stateline.reports.costs import disturbance
-from stateline.reports.decision import CHOSEN, HEADINGS, Budget, decisions, outlook
+from stateline.reports.decision import CHOSEN, Budget, decisions, headings, outlook, question
 from stateline.reports.figures import sections, task_name
 from stateline.reports.format import count, listing, words
 from stateline.reports.page import Key, render
@@ -120,9 +120,11 @@ def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) 
         advice=ADVICE.get(said, ""),
         disturbed=disturbance(results),
         decisions=decisions(results, budgets),
-        headings=HEADINGS,
+        headings=headings(results),
         chosen=CHOSEN,
-        budget=listing([budget.text for budget in budgets]),
+        question=question(results, budgets),
+        budgets=budgets,
+        alone=len(models) == 1,
         outlooks=[(labels[t.spec], said) for t in results.tasks for said in outlook(results, t)],
         conclusions=conclusions(results),
         how_judged=_how_judged(results) if said in ("", ONE_RATE) and len(models) > 1 else "",

@@ -33,11 +33,13 @@ def headline(results: Results) -> str:
 
 def caution(results: Results) -> str:
     """A warning about few seeds or one learning rate, or an empty string."""
+    if len(results.models) == 1:
+        return ""  # there is nothing to decide
     pairs = [(model, task) for model in results.models for task in results.tasks]
     several = any(len(runs_of(results, model, task)) > 1 for model, task in pairs)
     if results.protocol is not None and results.protocol.name == "quick":
         return ONE_RATE if several else QUICK
-    return "" if several or len(results.models) == 1 else ONE_SEED
+    return "" if several else ONE_SEED
 
 
 def sizes(results: Results) -> str:

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from stateline.reports.conclusions import conclusions
 from stateline.reports.costs import disturbance
-from stateline.reports.decision import CHOSEN, HEADINGS, Budget, decisions, outlook
-from stateline.reports.format import DASH, fold, listing, words
+from stateline.reports.decision import CHOSEN, HEADINGS, Budget, decisions, outlook, question
+from stateline.reports.format import DASH, fold, words
 from stateline.reports.records import task_label
 from stateline.reports.sentences import baselines, caution, headline, unfinished
 from stateline.reports.summary import Column, Table, main_table
@@ -68,8 +68,7 @@ def _print_decisions(results: Results, console: Console, budgets: Sequence[Budge
         after = f"\n{HEADINGS[-1]}: {decision.following}" if decision.following else ""
         drawn.add_row(f"at {decision.length}", best + answer + Text(f"\n{decision.sure}{after}"))
     if drawn.row_count:
-        given = listing([budget.text for budget in budgets])
-        console.print(Text(f"\nWhich one{f', within {given}' if given else ''}", style="bold"))
+        console.print(Text(f"\n{question(results, budgets)}", style="bold"))
         console.print(drawn)
     for task in results.tasks:
         for sentence in outlook(results, task):
