@@ -1,6 +1,7 @@
 import dataclasses
 import logging
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -8,11 +9,15 @@ from rich.console import Console
 
 from stateline.cli import _Log
 from stateline.cli.progress import describe, show_news
-from stateline.compare import Comparison, Job, plan
+from stateline.compare import Comparison, Job, News, Recipe, compare, plan
+from stateline.compare.news import together
+from stateline.models.checkpoint import save_model
+from stateline.models.factory import make_model
 from stateline.runs.results import RunRecord
 from stateline.train.metrics import Metrics
 
 TASK = 'text(path="[b]ooks", length=8)'
+SHORT = "copying(max_len=4)"
 RUN = RunRecord(
     model="h3",
     task="copying",
@@ -131,3 +136,21 @@ def test_brackets_in_a_name_are_shown_as_they_are(jobs: list[Job], terminal: boo
     shown = told(named, terminal=terminal)
     assert f"{TASK} | h3: bits_per_byte" in shown
     assert shown.count("ooks") == shown.count("[b]ooks")
+
+
+def test_a_comparison_names_the_new_weights_of_a_model_from_a_folder(tmp_path: Path) -> None:
+    (old,) = plan(Comparison(["attention"], [SHORT], d_model=8, protocol="quick"))
+    save_model(make_model(old.model), tmp_path / "old")
+    hybrid = Recipe("h3", "hybrid", init=str(tmp_path / "old"))
+    comparison = Comparison([hybrid], [SHORT], protocol="quick")
+
+    class Stop(News):
+        def initial(self, job: Job) -> None:
+            raise InterruptedError(job.label)
+
+    file = StringIO()
+    with show_news(Console(file=file)) as news, pytest.raises(InterruptedError, match="hybrid"):
+        compare(comparison, tmp_path / "new", news=together([news, Stop()]))
+    *_, line = file.getvalue().splitlines()
+    assert line.startswith(f"{SHORT} | hybrid: starting from the weights in {tmp_path / 'old'}; ")
+    assert "new weights: stack.layers.0.layer." in line

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from stateline.compare.news import News
 from stateline.reports.format import count, words
+from stateline.runs.initial import told_start
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord, SpeedRecord
 from stateline.train.metrics import Metrics
@@ -83,6 +84,9 @@ class _Lines(News):
     def planned(self, jobs: int, done: int) -> None:
         self.count, self.done = jobs, done
         self.say(count(jobs, "run") + (f", {done} of them done before" if done else ""))
+
+    def initial(self, job: Job) -> None:
+        self.say(f"{_name(job)}: {told_start(job.model, job.init)}")
 
     def starting(self, workers: int) -> None:
         self.state(f"starting {count(workers, 'worker')}")

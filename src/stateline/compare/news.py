@@ -13,6 +13,9 @@ class News:
     def planned(self, jobs: int, done: int) -> None:
         """Numbers of jobs: in all, and done before."""
 
+    def initial(self, job: Job) -> None:
+        """A model's jobs start from the weights of the model in a folder."""
+
     def starting(self, workers: int) -> None:
         """Worker processes are being started, which takes some seconds."""
 
@@ -41,6 +44,10 @@ class _Together(News):
     def planned(self, jobs: int, done: int) -> None:
         for observer in self.observers:
             observer.planned(jobs, done)
+
+    def initial(self, job: Job) -> None:
+        for observer in self.observers:
+            observer.initial(job)
 
     def starting(self, workers: int) -> None:
         for observer in self.observers:

@@ -172,6 +172,12 @@ def in_short(names: Sequence[str]) -> str:
     return ", ".join(f"stack.layers.{','.join(n)}.{part}" if n[0] else part for part, n in parts)
 
 
+def told_start(config: ModelConfig, folder: str) -> str:
+    """What a model of ``config`` takes from the model in a folder, in words."""
+    new = in_short(new_tensors(config, read_model_config(folder))) or "none"
+    return f"starting from the weights in {folder}; new weights: {new}"
+
+
 def start_from(config: ModelConfig, folder: str) -> AnyModel:
     """A model in float32 with the weights of the model in a folder, and new ones where none fits.
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from stateline.errors import InputError
 from stateline.files import check_writable, read_yaml, write_text
-from stateline.generate.runs import read_model_config
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
-from stateline.runs.initial import as_in_folder, in_short, new_tensors
+from stateline.runs.initial import as_in_folder, told_start
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord
 from stateline.runs.store import write_single, writing
@@ -146,8 +145,7 @@ def _begin(
         if resume:
             tell(f"no checkpoint in {folder}: training from the beginning")
         if job.init:
-            new = in_short(new_tensors(job.model, read_model_config(job.init))) or "none"
-            tell(f"starting from the weights in {job.init}; new weights: {new}")
+            tell(told_start(job.model, job.init))
         return
     tell(f"continuing from {kept[-1]}")
 
