@@ -134,6 +134,13 @@ SAID: dict[type[Twin], str] = {
     planted.TensorMissingFromTheStateDict: "a state_dict does not hold the whole layer: neither "
     "parameter nor buffer: scale",
     planted.OnePositionForAllRows: "position of the state has no row for each of 2 sequences: [1]",
+    planted.RowSqueezed: "forward_chunk returns torch.float64 of (13, 4), not torch.float64 of "
+    "shape (1, 13, 4)",
+    planted.RowsShareMemory: "rows of the state that init_state makes share memory, clone them: p",
+    planted.OneTokenReadWrongly: "forward_chunk does not go on after a sequence of one token",
+    planted.LastDocumentIgnored: "forward_chunk with starts leaves another state than the last "
+    "documents: h, position",
+    planted.StateBeginsInFloat32: "init_state makes h of the state torch.float32 in a layer of",
     planted.StepRaises: "step raises RuntimeError: no such step",
 }
 

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.layers import Attention, SequenceLayer, accumulates, cat_states, detach
+from stateline.layers.documents import Documents
 from stateline.layers.law import LawReport, check_layer
 from stateline.layers.mixers.attention import AttentionState
 from stateline.ops.positions import rotate
@@ -91,7 +92,7 @@ class LeakAtOnePosition(Twin):
 
     def _forward(self, x: Tensor) -> Tensor:
         y = super()._forward(x).clone()
-        y[:, 7] += 1e-3 * x[:, 8]
+        y[:, 7:8] += 1e-3 * x[:, 8:9].sum(dim=1, keepdim=True)
         return y
 
 
@@ -416,6 +417,70 @@ class OutputIsNotANumber(Twin):
     def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = super()._step(x, state)
         return y * torch.nan, state
+
+
+class RowSqueezed(Twin):
+    """Loses the axis of rows where there is one row."""
+
+    clause = "outputs have the right shape"
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super()._forward_chunk(x, state)
+        return y.squeeze(0), state
+
+
+class RowsShareMemory(Twin):
+    """A change of one row in place would change all."""
+
+    clause = "outputs have the right shape"
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        state = super().init_state(batch_size)
+        return state._replace(position=torch.zeros((), dtype=torch.int64).expand(batch_size))
+
+
+class OneTokenReadWrongly(Twin):
+    """Right after a prompt of any other length."""
+
+    clause = "cut anywhere = forward"
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state)
+        wrong = x.shape[1] == 1 and not state.position.any()
+        return y, after._replace(h=after.h * 0.9) if wrong else after
+
+
+class LastDocumentIgnored(Twin):
+    """A document that begins at the last position does not reset the state."""
+
+    clause = "packed = separate, from a state"
+    packs = True
+
+    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
+        return self.core(x, starts=starts)
+
+    def _forward_chunk(
+        self, x: Tensor, state: Any, starts: Documents | None = None
+    ) -> tuple[Tensor, Any]:
+        y, after = self.core.forward_chunk(x, state, starts=starts)
+        if starts is not None:
+            earlier = Documents(starts.starts.clone().index_fill(1, torch.tensor([-1]), False))
+            _, after = self.core.forward_chunk(x, state, starts=earlier)
+        return y, after
+
+
+class StateBeginsInFloat32(Twin):
+    """Zeros are exact in any precision; the first step in place is not."""
+
+    clause = "every initial state is a fresh one"
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.core.start)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        state = super().init_state(batch_size)
+        return state._replace(h=state.h.float())
 
 
 class StateLargerThanTold(Twin):

@@ -56,8 +56,8 @@ def check_layer(
 ) -> LawReport:
     """Check everything that a sequence layer promises, on random input.
 
-    - ``forward``, ``forward_chunk``, ``step`` and ``step_`` agree, in outputs and in gradients with
-      respect to parameters, input and the incoming state.
+    - ``forward``, ``forward_chunk``, ``step`` and ``step_`` agree, in outputs wherever the sequence
+      is cut, and in gradients with respect to parameters, input and the incoming state.
     - Outputs have the shape (batch, length, d_output) and the dtype of the input.
     - Every parameter that matters gets a gradient.
     - No output depends on a later input, also in training mode, and rows do not mix.

@@ -26,6 +26,30 @@ def outputs_agree(case: Case) -> Iterator[Finding]:
     yield explained("chunks = forward", error, case.limit, causes)
     error, causes = relative(stepped, whole), chain(_unused(case, "step"), _steps(case))
     yield explained("steps = forward", error, case.limit, causes)
+    with torch.no_grad():
+        errors = [_cut_errors(case, whole, place) for place in range(1, case.x.shape[1])]
+    worst = max(error for own in errors for error in own.values())
+    wrong = (
+        f"{told} a sequence of {'one token' if place == 1 else f'{place} tokens'}"
+        for place, own in enumerate(errors, 1)
+        for told, error in own.items()
+        if error > case.limit
+    )
+    yield explained("cut anywhere = forward", worst, case.limit, wrong)
+
+
+def _cut_errors(case: Case, whole: Tensor, place: int) -> dict[str, float]:
+    """What is wrong if a sequence is cut once, by how much: the causes before the effects."""
+    head, rest = case.x[:, :place], case.x[:, place:]
+    y_head, state = case.layer.forward_chunk(head, case.init())
+    y_chunk, _ = case.layer.forward_chunk(rest, state)
+    y_step, _ = case.layer.step(rest[:, 0], state)
+    return {
+        "forward is wrong for": relative(case.layer(head), whole[:, :place]),
+        "forward_chunk is wrong for": relative(y_head, whole[:, :place]),
+        "forward_chunk does not go on after": relative(y_chunk, whole[:, place:]),
+        "step does not go on after": relative(y_step, whole[:, place]),
+    }
 
 
 @torch.no_grad()
@@ -43,6 +67,12 @@ def _unused(case: Case, verb: str) -> Iterator[str]:
         outputs = (call(case.x[:, head:], state)[0] for state in (first, second))
         if relative(*outputs) <= case.limit:
             yield f"{verb} ignores its state"
+    yield from _retyped(case, verb)
+
+
+def _retyped(case: Case, verb: str) -> Iterator[str]:
+    """Tensors of the state that a method makes in another dtype."""
+    call, start = case.verbs()[verb], case.init()
     for name, leaf in fields(start).items():
         if leaf.is_floating_point() and leaf.dtype != case.dtype:
             told = f"{leaf.dtype} in a layer of {case.dtype}"
@@ -110,8 +140,9 @@ def donated_steps_agree(case: Case) -> Iterator[Finding]:
         again = twin.init(capacity=case.x.shape[1])
         shared = differing(before, again, case.limit)
         error = relative(twin.by_steps_in_place(case.x, again), case.layer(case.x))
-    note = f"init_state returns the same memory every time: {shared}" if shared else ""
-    yield Finding("every initial state is a fresh one", error, case.limit, note)
+    told = [f"init_state returns the same memory every time: {shared}"] if shared else []
+    causes = chain(told, _retyped(case, "step"))
+    yield explained("every initial state is a fresh one", error, case.limit, causes)
 
 
 def outputs_fit(case: Case) -> Iterator[Finding]:
@@ -123,11 +154,18 @@ def outputs_fit(case: Case) -> Iterator[Finding]:
 
 def _misfits(case: Case) -> Iterator[str]:
     """In words: the errors of methods, and results that are no output of the layer."""
-    layer, x, state = case.layer, case.x, case.init(capacity=1)
     for name, leaf in fields(case.init()).items():
-        if isinstance(leaf, Tensor) and leaf.shape[:1] != x.shape[:1]:
-            told = f"no row for each of {len(x)} sequences: {[*leaf.shape]}"
+        if isinstance(leaf, Tensor) and leaf.shape[:1] != case.x.shape[:1]:
+            told = f"no row for each of {len(case.x)} sequences: {[*leaf.shape]}"
             yield f"{name} of the state has {told}"
+    for x in (case.x, case.x[:1], case.x[:, :1]):  # a squeeze drops an axis of one row or token
+        yield from _misfits_of(case, x)
+
+
+def _misfits_of(case: Case, x: Tensor) -> Iterator[str]:
+    layer, state = case.layer, case.init(len(x), capacity=1)
+    if shared := _overlapping(state):
+        yield f"rows of the state that init_state makes share memory, clone them: {shared}"
     calls: dict[str, Callable[[], Any]] = {
         "forward_chunk": lambda: layer.forward_chunk(x, state),
         "step": lambda: layer.step(x[:, 0], state),
@@ -144,12 +182,23 @@ def _misfits(case: Case) -> Iterator[str]:
         if not isinstance(result, tuple) or len(result) != 2:
             yield f"{verb} returns {shown(result)}, not a pair of an output and a state"
             continue
+        if shared := _overlapping(result[1]):
+            yield f"rows of the state that {verb} returns share memory, clone them: {shared}"
         y, axes = result[0], x.shape[: 1 if verb.startswith("step") else 2]
         shape = (*axes, layer.d_output) if layer.takes_vectors else (*axes, *y.shape[len(axes) :])
         if tuple(y.shape) != shape or y.dtype != dtype:
             yield f"{verb} returns {shown(y)}, not {dtype} of shape {shape}"
         elif not y.isfinite().all():
             yield f"{verb} returns numbers that are not finite"
+
+
+def _overlapping(state: Any) -> str:
+    """Names of tensors whose entries share memory, as those of ``expand`` do."""
+    return ", ".join(
+        name
+        for name, leaf in fields(state).items()
+        if isinstance(leaf, Tensor) and torch._debug_has_internal_overlap(leaf) == 1
+    )
 
 
 def results_repeat(case: Case) -> Iterator[Finding]:

@@ -47,7 +47,7 @@ def packed_rows_agree(case: Case) -> Iterator[Finding]:
         error = max(errors)
         starts = masks[errors.index(error)]
         limit = _limit(case, error, own, partial(_outputs, starts=starts))
-        yield explained(clause, error, limit, _causes(case, own))
+        yield explained(clause, error, limit, _causes(case, own, starts))
 
         told, starts = f"gradients: {clause}", masks[0]
         weight = torch.randn_like(case.layer(case.x))
@@ -63,8 +63,8 @@ def packed_rows_agree(case: Case) -> Iterator[Finding]:
 
 
 @torch.no_grad()
-def _causes(case: Case, state: State | None) -> Iterator[str]:
-    """What a document that begins in the middle sees of the one before."""
+def _causes(case: Case, state: State | None, wrong: Tensor) -> Iterator[str]:
+    """What a document that begins in the middle sees of the one before; else, the wrong states."""
     x, half = case.x, case.x.shape[1] // 2
     verb = "forward with starts" if state is None else "forward_chunk with starts"
     starts = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -79,6 +79,9 @@ def _causes(case: Case, state: State | None) -> Iterator[str]:
         yield f"{verb} leaves the document before in {left}"
     if relative(y[:, half:], _separately(case, x, starts, state)[0][:, half:]) > case.limit:
         yield f"{verb} does not reset the state: positions or settings continue"
+    left, after = (read(case, case.x, wrong, state)[1] for read in (_packed, _separately))
+    if names := differing(left, after, case.limit):
+        yield f"{verb} leaves another state than the last documents: {names}"
 
 
 def _output_error(case: Case, starts: Tensor, state: State | None) -> float:
