@@ -138,6 +138,11 @@ SAID: dict[type[Twin], str] = {
     "shape (1, 13, 4)",
     planted.RowsShareMemory: "rows of the state that init_state makes share memory, clone them: p",
     planted.OneTokenReadWrongly: "forward_chunk does not go on after a sequence of one token",
+    planted.LastBlockOfManyWrong: "forward_chunk of 300 tokens leaves another state than chunks of "
+    "13: h",
+    planted.LeakInManyTokens: "forward of 300 tokens is not that of chunks of 13, first at "
+    "position 64",
+    planted.GradientWrongInManyTokens: "gradients: long = short chunks does not hold: ",
     planted.LastDocumentIgnored: "forward_chunk with starts leaves another state than the last "
     "documents: h, position",
     planted.StateBeginsInFloat32: "init_state makes h of the state torch.float32 in a layer of",

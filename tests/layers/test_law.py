@@ -450,6 +450,38 @@ class OneTokenReadWrongly(Twin):
         return y, after._replace(h=after.h * 0.9) if wrong else after
 
 
+class LastBlockOfManyWrong(Twin):
+    """Blocks of 64 tokens, the last of which is not full."""
+
+    clause = "long = short chunks"
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state)
+        wrong = x.shape[1] > 64 and x.shape[1] % 64
+        return y, after._replace(h=after.h * 0.99) if wrong else after
+
+
+class LeakInManyTokens(Twin):
+    """Sees later inputs behind the first block of 64 tokens, whatever the method."""
+
+    clause = "long = short chunks"
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return self.forward_chunk(x, self.init_state(len(x)))[0]
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state)
+        return y + 1e-3 * (x.roll(-1, dims=1) * (torch.arange(x.shape[1]) >= 64)[:, None]), after
+
+
+class GradientWrongInManyTokens(Twin):
+    clause = "gradients: long = short chunks"
+
+    def _forward(self, x: Tensor) -> Tensor:
+        y = super()._forward(x)
+        return y if x.shape[1] <= 64 else torch.cat([y[:, :64].detach(), y[:, 64:]], dim=1)
+
+
 class LastDocumentIgnored(Twin):
     """A document that begins at the last position does not reset the state."""
 
@@ -752,6 +784,8 @@ def test_checking_changes_neither_the_layer_nor_the_random_state() -> None:
         (Twin(), {"batch_size": 1}, "batch_size must be at least 2"),
         (Twin(), {"chunks": (5,)}, "chunks must be two or more lengths of at least 1"),
         (Twin(), {"chunks": (5, 0)}, "chunks must be two or more lengths of at least 1"),
+        (Twin(), {"chunks": 5}, "chunks must be two or more lengths of at least 1"),
+        (Twin(), {"length": "long"}, "length must be at least 0, got length=long"),
         (Twin(), {"dtype": torch.bfloat16}, "dtype must be torch.float64 or torch.float32"),
     ],
 )

@@ -11,6 +11,7 @@ from stateline.errors import InputError, one_line
 from stateline.layers.base import AnyLayer, SequenceLayer, require_causal
 from stateline.layers.law.case import LIMITS, Case, example_input
 from stateline.layers.law.gradients import gradients_agree
+from stateline.layers.law.long import long_sequences_agree
 from stateline.layers.law.outputs import (
     causality,
     donated_steps_agree,
@@ -37,6 +38,7 @@ _CLAUSES = (  # from causes to consequences
     donated_steps_agree,
     ages_join,
     gradients_agree,
+    long_sequences_agree,
     packed_rows_agree,
     saving,
     settings_are_kept,
@@ -51,6 +53,7 @@ def check_layer(
     batch_size: int = 2,
     chunks: Sequence[int] = (5, 1, 3, 4),
     dtype: torch.dtype = torch.float64,
+    length: int = 300,
     seed: int = 0,
     name: str | None = None,
 ) -> LawReport:
@@ -59,6 +62,7 @@ def check_layer(
     - ``forward``, ``forward_chunk``, ``step`` and ``step_`` agree, in outputs wherever the sequence
       is cut, and in gradients with respect to parameters, input and the incoming state.
     - Outputs have the shape (batch, length, d_output) and the dtype of the input.
+    - A long sequence has the outputs, gradients and states of the same in short chunks.
     - Every parameter that matters gets a gradient.
     - No output depends on a later input, also in training mode, and rows do not mix.
     - The given state and input are unchanged, and every initial state is a fresh one.
@@ -76,6 +80,8 @@ def check_layer(
         chunks: Lengths of the chunks into which the sequence is cut; at least two.
         dtype: Precision of the check. The limit is 1e-9 in float64 and 1e-4 in float32; for packed
             rows, 1e-10 and 1e-6, or in float32 the effect of four roundings if that is larger.
+        length: Tokens of the long sequence, which finds what is wrong only where kernels compute in
+            blocks, such as of 64 or 256 tokens; 0 leaves it out.
         seed: Seed of the random input.
         name: Name of the layer in the report; by default its class.
 
@@ -98,15 +104,17 @@ def check_layer(
         )
     if dtype not in LIMITS:
         raise InputError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
-    if len(chunks) < 2 or min(chunks) < 1:
+    whole = isinstance(chunks, Sequence) and all(isinstance(n, int) for n in chunks)
+    if not whole or len(chunks) < 2 or min(chunks) < 1:
         raise InputError(f"chunks must be two or more lengths of at least 1, got {chunks}")
     at_least(2, batch_size=batch_size)
+    at_least(0, length=length)
     require_causal(layer, "the law")
     subject = copy.deepcopy(layer).to(dtype).eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         x = example_input(subject, batch_size, sum(chunks), dtype)
-        case = Case(subject, x, tuple(chunks), dtype)
+        case = Case(subject, x, tuple(chunks), dtype, length)
         with suppress(Exception):
             case.warm()  # the first call also makes initial states, to learn their shapes
         findings = [finding for clause in _CLAUSES for finding in _apply(clause, case)]

@@ -18,12 +18,13 @@ LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 @dataclass
 class Case:
-    """A layer, an input, and the lengths of the chunks into which it is cut."""
+    """A layer, an input, the lengths of the chunks into which it is cut, and a longer length."""
 
     layer: AnyLayer
     x: Tensor
     chunks: tuple[int, ...]
     dtype: torch.dtype
+    length: int = 0
 
     @property
     def limit(self) -> float:
