@@ -204,7 +204,7 @@ class TestExplicitChoice:
     def test_a_backend_that_is_not_available_is_refused_with_its_reason(
         self, register: Callable[..., None]
     ) -> None:
-        register("fft_conv", SimpleNamespace(available=lambda: "no licence"))
+        register("fft_conv", SimpleNamespace(fft_conv=len, available=lambda: "no licence"))
         with pytest.raises(InputError, match=r"'mine' cannot run .*: no licence"):
             fft_conv(U, KERNEL, backend="mine")
         assert fft_conv(U, KERNEL).round().flatten().tolist() == [1.0, 2.0, 2.0]
@@ -389,16 +389,28 @@ class TestRegistration:
             (("fft_con", "mine", None), "unknown op 'fft_con'"),
             (("fft_conv", "torch", None), "fft_conv already has a backend 'torch'"),
             (("fft_conv", "auto", None), "fft_conv already has a backend 'auto'"),
+            (("fft_conv", 3, None), "name must be a str, got a int"),
+            (
+                ("fft_conv", "mine", None),
+                "'mine' of fft_conv needs a function of these names",
+            ),
+            (("pointwise", "mine", None), "needs a function of these names: feed_forward, rotary$"),
         ],
     )
     def test_what_does_not_fit_is_refused(
-        self, arguments: tuple[str, str, None], message: str
+        self, arguments: tuple[str, Any, None], message: str
     ) -> None:
         with pytest.raises(InputError, match=message):
             register_backend(*arguments)
         with pytest.raises(InputError, match="unknown backend of fft_conv 'torhc'"):
             register_backend("fft_conv", "mine", None, before="torhc")
         assert "mine" not in OPS["fft_conv"].backends
+
+    @pytest.mark.parametrize("name", ["unknown", "torch", "reference"])
+    def test_only_own_backends_are_removed(self, name: str) -> None:
+        with pytest.raises(InputError, match=f"fft_conv has no own backend '{name}'"):
+            OPS["fft_conv"].remove(name)
+        assert "torch" in OPS["fft_conv"].backends
 
     def test_an_installed_package_needs_no_import(
         self,

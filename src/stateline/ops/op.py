@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stateline.errors import InputError, check_choice
 from stateline.ops.stepping import copying, on_a_copy
+from stateline.settings import check_kind
 
 GROUP = "stateline.backends"
 """Entry-point group of installed packages: the name is ``op.backend``, the object its module."""
@@ -161,9 +162,10 @@ class Op:
     def __init__(
         self, package: str, backends: Sequence[str], example: Callable[[Sizes], Example]
     ) -> None:
-        self.name, self.example = package.rpartition(".")[2], example
+        self.name, self.example, self._package = package.rpartition(".")[2], example, package
         self._sources: dict[str, object] = {name: f"{package}.{name}_backend" for name in backends}
         self._sources |= {"torch": f"{package}.pytorch", "reference": f"{package}.reference"}
+        self._built_in = tuple(self._sources)
         self._modules: dict[str, tuple[Any, str]] = {}
         self.candidates = SimpleNamespace()
         OPS[self.name] = self
@@ -173,6 +175,11 @@ class Op:
         """Names of all backends, available or not."""
         _add_installed()
         return tuple(self._sources)
+
+    def functions(self) -> list[str]:
+        """Names of the op's public functions, which a backend may define."""
+        named = vars(import_module(self._package)).items()
+        return [n for n, f in named if hasattr(f, "check") and f.__module__ == self._package]
 
     def module(self, backend: str) -> tuple[Any, str]:
         """The module of a backend, imported when first needed, and why it is not available."""
@@ -205,18 +212,38 @@ class Op:
         return {name: candidate.reason(function, *inputs) for name, candidate in found}
 
     def add(self, backend: str, source: object, before: str) -> None:
-        """Insert a backend before another one, in the order of preference."""
+        """Insert a backend before another one, in the order of preference.
+
+        Raises:
+            InputError: See :func:`stateline.register_backend`.
+        """
+        check_kind("name", backend, str, "'mine'")
         names = list(self._sources)
         if backend in (*names, "auto"):
             raise InputError(f"{self.name} already has a backend {backend!r}: choose another name")
         check_choice(f"backend of {self.name}", before, names)
+        if not isinstance(source, str | EntryPoint):  # the others are imported when needed
+            functions = [n for n in self.functions() if _function(source, n) is not None]
+            if not functions or not all(callable(getattr(source, n, len)) for n in functions):
+                raise InputError(
+                    f"the backend {backend!r} of {self.name} needs a function of these names: "
+                    f"{', '.join(self.functions())}"
+                )
         names.insert(names.index(before), backend)
         self._sources[backend] = source
         self._sources = {name: self._sources[name] for name in names}
         self.candidates = SimpleNamespace()
 
     def remove(self, backend: str) -> None:
-        """Undo :func:`stateline.register_backend`."""
+        """Undo :func:`stateline.register_backend`.
+
+        Raises:
+            InputError: If there is no such backend of your own.
+        """
+        own = [name for name in self._sources if name not in self._built_in]
+        if backend not in own:
+            added = ", ".join(own) or "none"
+            raise InputError(f"{self.name} has no own backend {backend!r}: registered are {added}")
         del self._sources[backend]
         self._modules.pop(backend, None)
         self.candidates = SimpleNamespace()
@@ -241,8 +268,8 @@ def register_backend(op: str, name: str, module: object, *, before: str = "torch
         before: The backend in front of which it stands in the order of preference.
 
     Raises:
-        InputError: If there is no such op, if the op already has a backend of this name, or if it
-            has none called ``before``.
+        InputError: If there is no such op, if the op already has a backend of this name, if it has
+            none called ``before``, or if the module has none of the op's functions.
 
     Example:
         >>> import torch
