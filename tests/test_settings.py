@@ -8,7 +8,7 @@ import torch
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.settings import check_settings, construct
+from stateline.settings import at_least, check_settings, construct
 
 
 def build(
@@ -123,3 +123,11 @@ def test_wrong_settings_are_refused_in_one_line(settings: dict[str, Any], messag
 
 def test_right_settings_pass() -> None:
     check_settings("the sample", Sample({"h3": {"size": 2, "mode": "a"}}, 2**63 - 1))
+
+
+@pytest.mark.parametrize("wrong", ["3", [3], torch.tensor([3, 3]), float("nan"), 0])
+@pytest.mark.usefixtures("unannotated")
+def test_what_is_no_number_is_not_at_least_one(wrong: Any) -> None:
+    with pytest.raises(InputError, match="length must be at least 1, got length="):
+        at_least(1, length=wrong)
+    at_least(1, length=torch.tensor(3))  # type: ignore[arg-type]

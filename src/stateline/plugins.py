@@ -151,7 +151,7 @@ class Registry(MutableMapping[str, ClassT]):
             InputError: If the name is malformed or taken by another class, or if the class cannot
                 be constructed from the keywords of a pattern.
         """
-        if not _NAME.fullmatch(name) or name.lower() in _CONSTANTS:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _CONSTANTS:
             raise InputError(
                 f"the name of a {self.kind} must consist of letters, digits and underscores, "
                 f"not begin with a digit, and not be true, false or none, got {name!r}"

@@ -66,13 +66,14 @@ def at_least(least: float, **given: float | None) -> None:
     """Check that settings are not below a limit; ``None`` is not checked.
 
     Raises:
-        InputError: If one is below the limit.
+        InputError: If one is below the limit, or no number.
 
     Example:
         >>> at_least(1, length=8, batch_size=None)
     """
     for name, value in given.items():
-        if value is not None and not value >= least:
+        number = _plain(value)
+        if number is not None and not (isinstance(number, int | float) and number >= least):
             raise InputError(f"{name} must be at least {least}, got {name}={value}")
 
 

@@ -107,7 +107,10 @@ MISTAKES = [
         ["generate", "numbers", "--prompt", "1", "--min_p", "0"],
         "min_p must be above 0 and at most 1, got 0",
     ),
-    (["generate", "numbers", "--prompt", "1", "--top_k", "0"], "top_k must be at least 1, got 0"),
+    (
+        ["generate", "numbers", "--prompt", "1", "--top_k", "0"],
+        "top_k must be at least 1, got top_k=0",
+    ),
     (
         ["generate", "numbers", "--prompt", "1", "--temperature", "-1"],
         "temperature must be finite",

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -178,7 +180,7 @@ def test_choosing_leaves_its_input_alone() -> None:
     assert logits.equal(before)
 
 
-@pytest.mark.parametrize("penalty", [0.0, -1.0, 1e-308, 1e10, float("nan"), float("inf")])
+@pytest.mark.parametrize("penalty", [0.0, -1.0, 1e-308, 1e10])
 def test_a_penalty_must_be_in_range(penalty: float) -> None:
     with pytest.raises(InputError, match=r"repetition_penalty must be from 1e-09 to 1e\+09, got"):
         Sampling(repetition_penalty=penalty)
@@ -194,9 +196,16 @@ def test_the_largest_penalties_do_not_overflow(penalty: float) -> None:
         assert token.tolist() == [2 if penalty > 1 else 0]
 
 
-def test_a_temperature_must_be_finite() -> None:
-    with pytest.raises(InputError, match="temperature must be finite and not negative, got inf"):
-        Sampling(float("inf"))
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan"), "0.7", [1.0]])
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "repetition_penalty", "min_p"])
+@pytest.mark.usefixtures("unannotated")
+def test_settings_must_be_finite_numbers(name: str, wrong: Any) -> None:
+    with pytest.raises(InputError, match=f"^Sampling wants {name} to be "):
+        Sampling(**{name: wrong})
+
+
+def test_numbers_of_pytorch_become_plain_numbers() -> None:
+    assert type(Sampling(torch.tensor(0.5)).temperature) is float  # type: ignore[arg-type]
 
 
 def test_at_the_smallest_temperatures_each_row_takes_its_likeliest_token() -> None:

@@ -172,13 +172,15 @@ def test_what_is_no_tensor_is_refused(x: Any, verb: str) -> None:
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_state_of_less_than_no_rows_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="batch_size and capacity must be at least 0, got a"):
+    with pytest.raises(InputError, match="batch_size and capacity must be whole numbers from 0"):
         make(name).init_state(-1)
 
 
-def test_a_state_with_less_than_no_room_is_refused() -> None:
-    with pytest.raises(InputError, match="batch_size and capacity must be at least 0, got a"):
-        Attention(WIDTH).init_state(2, capacity=-1)
+@pytest.mark.parametrize("capacity", [-1, "3", 2.5, None])
+@pytest.mark.usefixtures("unannotated")
+def test_a_state_with_less_than_no_room_is_refused(capacity: Any) -> None:
+    with pytest.raises(InputError, match="batch_size and capacity must be whole numbers from 0"):
+        Attention(WIDTH).init_state(2, capacity=capacity)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace(_method)?` is deprecated")

@@ -27,7 +27,7 @@ from stateline.layers import (
     select_rows,
     to,
 )
-from stateline.layers.state import State, fingerprint, lost_settings, settings_of
+from stateline.layers.state import State, fingerprint, lost_settings, settings_of, trim
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 
@@ -134,6 +134,39 @@ def test_rows_that_are_not_there_are_refused(layer: Stack, rows: Any, shown: str
     for given in (rows, torch.tensor(rows, device="cpu")):  # on an accelerator they are not read
         with pytest.raises(InputError, match=f"numbers below 2, the rows .* got {shown}: give"):
             select_rows(after(layer, 3), given)
+
+
+@pytest.mark.parametrize("rows", ["a", None, [0.5], torch.tensor([True])])
+@pytest.mark.usefixtures("unannotated")
+def test_rows_of_another_kind_are_refused(layer: Stack, rows: Any) -> None:
+    with pytest.raises(InputError, match="rows must be a list of numbers below 2, the rows of"):
+        select_rows(after(layer, 3), rows)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "x", {"h": torch.zeros(1)}, (torch.zeros(1), 3)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda no: select_rows(no, [0]),
+        lambda no: cat_states([no]),
+        lambda no: to(no, dtype=torch.float32),
+        detach,
+        nbytes,
+        trim,
+    ],
+)
+@pytest.mark.usefixtures("unannotated")
+def test_what_is_no_state_is_refused(call: Callable[[Any], object], wrong: object) -> None:
+    with pytest.raises(InputError, match=r"a state is a tensor or a .* of states, got a"):
+        call(wrong)
+
+
+@pytest.mark.parametrize("given", [None, 3, torch.zeros(1)])
+@pytest.mark.usefixtures("unannotated")
+def test_states_to_join_are_a_list(layer: Stack, given: Any) -> None:
+    for wrong in (given, layer.init_state(1)[0]):
+        with pytest.raises(InputError, match="cat_states needs "):
+            cat_states(wrong)
 
 
 def test_a_joined_state_is_of_the_same_type(layer: Stack) -> None:

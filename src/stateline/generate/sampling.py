@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.generate.random import widest
+from stateline.settings import INT64, at_least, check_settings
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Sampling:
             share of the largest one.
 
     Raises:
-        InputError: If a value is out of range.
+        InputError: If a value is out of range, or no number.
 
     References:
         Repetition penalty: Keskar et al., "CTRL", 2019, section 4.1, with the rule for negative
@@ -39,10 +40,11 @@ class Sampling:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature must be finite and not negative, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k must be at least 1, got {self.top_k}")
+        if isinstance(self.top_k, int):  # a number beyond 64 bits means all tokens, too
+            object.__setattr__(self, "top_k", min(self.top_k, INT64[-1]))
+        check_settings("Sampling", self)
+        at_least(0, temperature=self.temperature)
+        at_least(1, top_k=self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if self.min_p is not None and not 0 < self.min_p <= 1:

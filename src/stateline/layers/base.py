@@ -326,10 +326,13 @@ def zeros(weight: Tensor, *shape: int) -> Tensor:
     """Plain zeros of a weight's dtype on its device, even if the weight is a DTensor.
 
     Raises:
-        InputError: If a size is negative, as a ``batch_size`` or ``capacity`` may be.
+        InputError: If a size is no whole number or negative, as a ``batch_size`` or ``capacity``
+            may be.
     """
-    if any(size < 0 for size in shape):
-        raise InputError(f"batch_size and capacity must be at least 0, got a state of {shape}")
+    if any(isinstance(size, float | str | None) or size < 0 for size in shape):
+        raise InputError(
+            f"batch_size and capacity must be whole numbers from 0, got a state of {shape}"
+        )
     return torch.zeros(shape, dtype=weight.dtype, device=weight.device)
 
 

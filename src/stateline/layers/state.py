@@ -36,9 +36,18 @@ _FORMAT = "stateline-state-2"
 
 
 def leaves_of(state: State) -> list[Tensor]:
-    """All tensors of a state, in order; much faster than PyTorch's function for any tree."""
+    """All tensors of a state, in order; much faster than PyTorch's function for any tree.
+
+    Raises:
+        InputError: If it is no state.
+    """
     if isinstance(state, Tensor):
         return [state]
+    if not isinstance(state, tuple | list):
+        raise InputError(
+            f"a state is a tensor or a (named) tuple of states, got a {type(state).__name__}: give "
+            "one that a layer returned"
+        )
     return [leaf for part in state for leaf in leaves_of(part)]
 
 
@@ -53,15 +62,24 @@ def select_rows(state: State, rows: Sequence[int] | Tensor) -> State:
         >>> select_rows((torch.tensor([1, 2, 3]),), [2, 2])
         (tensor([3, 3]),)
     """
-    index = torch.as_tensor(rows if isinstance(rows, Tensor | int) else list(rows))
-    index, leaves = index if index.dtype == torch.bool else index.long(), leaves_of(state)
-    if leaves and index.dtype != torch.bool and values_at_hand(index):
-        count = len(leaves[0])
-        if index.ndim != 1 or not bool(((-count <= index) & (index < count)).all()):
-            raise InputError(
-                f"rows must be a list of numbers below {count}, the rows of the state, got "
-                f"{index.tolist()}: give such as [0]"
-            )
+    leaves = leaves_of(state)
+    try:
+        index = torch.as_tensor(rows if isinstance(rows, Tensor | int) else list(rows))
+    except (TypeError, ValueError, RuntimeError):
+        index = torch.tensor(0.5)  # refused below
+    is_mask, count = index.dtype == torch.bool, len(leaves[0]) if leaves else index.numel()
+    fits = index.ndim == 1 and not (index.is_floating_point() and index.numel())
+    if fits and is_mask:
+        fits = len(index) == count
+    elif fits and values_at_hand(index):
+        fits = not leaves or bool(((-count <= index) & (index < count)).all())
+    if not fits:
+        given = rows.tolist() if isinstance(rows, Tensor) else rows
+        raise InputError(
+            f"rows must be a list of numbers below {count}, the rows of the state, got {given}: "
+            "give such as [0]"
+        )
+    index = index if is_mask else index.long()
     return pytree.tree_map(lambda t: t[index.to(t.device)], state)
 
 
@@ -90,8 +108,12 @@ def cat_states(states: Sequence[State], *, layer: Any = None, capacity: int = 0)
         InputError: If there is no state, or a capacity without a layer; if the states are of
             different layers or on different devices.
     """
+    if not isinstance(states, Sequence) or hasattr(states, "_fields"):
+        raise InputError(f"cat_states needs a list of states, got a {type(states).__name__}")
     if not states:
         raise InputError("cat_states needs at least one state, got none")
+    for state in states:
+        leaves_of(state)  # refuses what is no state
     if capacity:
         if layer is None:
             raise InputError(
@@ -161,6 +183,7 @@ def overwrite_rows(state: State, rows: Tensor, other: State) -> None:
 
 def trim(state: State) -> State:
     """Drop the free slots that ``capacity`` reserved; the result shares memory with the state."""
+    leaves_of(state)  # refuses what is no state
     if isinstance(state, Tensor):
         return state
     if hasattr(state, "trim"):
@@ -170,6 +193,7 @@ def trim(state: State) -> State:
 
 def detach(state: State) -> State:
     """Detach a state from the graph that computed it."""
+    leaves_of(state)  # refuses what is no state
     return pytree.tree_map(lambda t: t.detach(), state)
 
 
@@ -181,6 +205,7 @@ def to(
     The dtype applies to keys, values and past inputs. Positions stay integers, and accumulators
     keep their precision.
     """
+    leaves_of(state)  # refuses what is no state
 
     def move(leaf: Tensor, keeps_dtype: bool) -> Tensor:
         fixed = keeps_dtype or not leaf.is_floating_point()
@@ -210,7 +235,7 @@ def nbytes(state: State) -> int:
         >>> nbytes((torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)))
         40
     """
-    return sum(t.numel() * t.element_size() for t in pytree.tree_leaves(state))
+    return sum(t.numel() * t.element_size() for t in leaves_of(state))
 
 
 def accumulators(part: State) -> tuple[str, ...]:
