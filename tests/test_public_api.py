@@ -77,6 +77,12 @@ def test_type_checkers_see_the_same_names_from_the_same_homes() -> None:
     assert set(seen) == set(stateline.__all__)
 
 
+def test_type_checkers_refuse_names_that_do_not_exist() -> None:
+    """They take every name from a module whose ``__getattr__`` they see."""
+    files = Path(stateline.__file__).parent.rglob("*.py")
+    assert [file for file in files if "\ndef __getattr__(" in file.read_text("utf-8")] == []
+
+
 @pytest.mark.parametrize("module", [stateline, layers, ops])
 def test_all_names_of_a_module_resolve_and_show(module: ModuleType) -> None:
     for name in module.__all__:

@@ -80,13 +80,14 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 
 __all__ = list(_MODULE_OF)
 
+if not TYPE_CHECKING:  # it would make every misspelled name right for type checkers
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'stateline' has no attribute {name!r}")
-    value = getattr(import_module(f"stateline.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'stateline' has no attribute {name!r}")
+        value = getattr(import_module(f"stateline.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from stateline.train.loop import train as train
-
 __all__ = ["train"]
 
+if TYPE_CHECKING:
+    from stateline.train.loop import train as train
+else:
 
-def __getattr__(name: str) -> Any:
-    """Import the loop at its first use: the command line reads the configuration without torch."""
-    if name == "train":
-        from stateline.train import loop
+    def __getattr__(name: str) -> Any:
+        """Import the loop at its first use: the command line reads settings without torch."""
+        if name == "train":
+            from stateline.train import loop
 
-        return loop.train
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return loop.train
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
