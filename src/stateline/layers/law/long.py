@@ -12,7 +12,8 @@ from stateline.layers.law.report import Finding, explained
 
 def long_sequences_agree(case: Case) -> Iterator[Finding]:
     """Long sequences agree with the same in short chunks."""
-    size, length = case.x.shape[1], min(case.length, case.layer.max_len or case.length)
+    size, longest = case.x.shape[1], case.layer.max_len
+    length = case.length if longest is None else min(case.length, longest - size)
     if length <= size:
         return
     x = case.example(len(case.x), length)
