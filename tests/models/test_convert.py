@@ -251,6 +251,18 @@ class TestWhatIsWrongIsNamed:
         with pytest.raises(InputError, match=r"hold 'gpt_neox.layers.1.* and 11 more, for which"):
             load_pretrained(published(tmp_path, num_hidden_layers=1))
 
+    def test_a_tensor_in_two_files(self, tmp_path: Path) -> None:
+        (published(tmp_path) / "model.safetensors").unlink()
+        tensors, files = official(), ["model-1.safetensors", "model-2.safetensors"]
+        name = next(iter(tensors))
+        save_file(tensors, tmp_path / files[0])
+        save_file({name: tensors[name] + 1}, tmp_path / files[1])
+        places = dict.fromkeys(tensors, files[0]) | {"another": files[1]}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+        message = rf"in one file, but .*model-1.safetensors and model-2.safetensors .* '{name}'"
+        with pytest.raises(InputError, match=message):
+            load_pretrained(tmp_path)
+
     def test_tensors_of_another_shape(self, tmp_path: Path) -> None:
         message = r"'embedding.weight' wants the shape \(6, 8\), got \(5, 8\)"
         with pytest.raises(InputError, match=message):

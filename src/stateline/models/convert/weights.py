@@ -103,14 +103,21 @@ class Weights(Mapping[str, Tensor]):
             their index; or a file, pickled unless its name ends in ``.safetensors``.
 
     Raises:
-        InputError: If there are no weights, or they cannot be read.
+        InputError: If there are no weights, they cannot be read, or two files hold the same tensor:
+            transformers takes the last one, whatever the index says.
     """
 
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
-        files = _files(path) if path.is_dir() else [path]
         self._pickled: tuple[Path, dict[str, Tensor]] = (Path(), {})
-        self._places = {name: file for file in files for name in self._names(file)}
+        self._places = dict[str, Path]()
+        for file in _files(path) if path.is_dir() else [path]:
+            for name in self._names(file):
+                if (other := self._places.setdefault(name, file)) != file:
+                    raise InputError(
+                        f"each tensor must be in one file, but {other} and {file.name} both hold "
+                        f"{name!r}: get the weights again"
+                    )
 
     def __getitem__(self, name: str) -> Tensor:
         file = self._places[name]
