@@ -101,6 +101,13 @@ class TestFormsOfAFolder:
         (tmp_path / f"{name}.index.json").write_text(json.dumps({"weight_map": places}))
         assert torch.equal(logits(load_pretrained(tmp_path)), wanted)
 
+    @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod."])
+    def test_with_the_names_of_a_wrapped_module(
+        self, tmp_path: Path, wanted: Tensor, prefix: str
+    ) -> None:
+        tensors = {prefix + name: tensor for name, tensor in official().items()}
+        assert torch.equal(logits(load_pretrained(published(tmp_path, tensors))), wanted)
+
     def test_with_the_buffers_of_old_versions(self, tmp_path: Path, wanted: Tensor) -> None:
         tensors = official()
         tensors["gpt_neox.layers.1.attention.bias"] = torch.ones(1, 1, 4, 4).tril()

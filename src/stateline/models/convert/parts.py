@@ -347,12 +347,19 @@ def groups(config: ModelConfig, names: Names) -> Written:
     return Written(config, layers, blocks)
 
 
-def matched(found: Iterable[str], parts: Sequence[Part], names: Names) -> dict[str, str]:
-    """The name in a file of each official tensor; InputError if any is missing or left over."""
-    spelled = names.spell([name for name in found if not re.search(BUFFERS, name)])
-    if f"{names.embedding}.weight" not in spelled.values():
+def matched(found: Collection[str], parts: Sequence[Part], names: Names) -> dict[str, str]:
+    """The name in a file of each official tensor; InputError if any is missing or left over.
+
+    What stands before the name of the embedding is removed from all names: DDP saves ``module.``
+    there, and ``torch.compile`` saves ``_orig_mod.``.
+    """
+    embedding = f"{names.embedding}.weight"
+    before = next((n.removesuffix(embedding) for n in found if n.endswith(f".{embedding}")), "")
+    inside = {name.removeprefix(before): name for name in found}
+    spelled = names.spell([name for name in inside if not re.search(BUFFERS, name)])
+    if embedding not in spelled.values():
         spelled = {n: t if t.startswith(names.head) else names.base + t for n, t in spelled.items()}
-    files = {there: name for name, there in spelled.items()}
+    files = {there: inside[name] for name, there in spelled.items()}
     parts = [_as_in(files, part) for part in parts]
     needed = {name for part in parts if part.ours for name in part.official}
     known = {name for part in parts for name in part.official} | {f"{names.head}.weight"}
