@@ -108,6 +108,15 @@ def test_a_configuration_knows_the_names_of_transformers() -> None:
     assert config.model_config() == ModelConfig("h3", vocab_size=256, d_model=48, max_len=64)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "number"), [("(h3*3 attention)*2 s4d", 9), ("ladder(h3*2) parallel(h3, s4d)*3", 4)]
+)
+def test_a_configuration_tells_the_number_of_layers(make: Make, pattern: str, number: int) -> None:
+    config = hf.wrap(make(pattern)).config
+    assert config.num_hidden_layers == number
+    assert "num_hidden_layers" not in config.to_dict()
+
+
 def test_a_wrapped_model_shares_its_tensors(make: Make) -> None:
     model = make()
     wrapped = hf.wrap(model)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from stateline.models.config import ModelConfig
+from stateline.models.pattern import Item, parse_pattern
 
 _NAMES = [field.name for field in dataclasses.fields(ModelConfig)]
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -35,6 +36,11 @@ class StatelineConfig(PreTrainedConfig):
         for name, default in own.items():
             setattr(self, name, given.get(name, default))
 
+    @property
+    def num_hidden_layers(self) -> int:
+        """Number of layers in the pattern, where a wrapper and its core count as one."""
+        return _count(parse_pattern(self.pattern))
+
     @classmethod
     def of(cls, config: ModelConfig, **settings: Any) -> "StatelineConfig":
         """The configuration of a model, with settings of transformers such as ``pad_token_id``."""
@@ -51,3 +57,7 @@ class StatelineConfig(PreTrainedConfig):
     def to_diff_dict(self) -> dict[str, Any]:
         """The settings that are written to ``config.json``."""
         return {**super().to_diff_dict(), **{name: getattr(self, name) for name in _NAMES}}
+
+
+def _count(items: tuple[Item, ...]) -> int:
+    return sum(item.repeat * (1 if item.name else _count(item.core)) for item in items)
