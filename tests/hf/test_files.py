@@ -290,6 +290,25 @@ def test_an_exported_tokenizer_begins_texts_as_the_runs_own(begins: bool, tmp_pa
     assert found.bos_token_id == own.begin_of_text
 
 
+def test_transformers_takes_no_tokenizer_of_the_family_of_a_converted_run(tmp_path: Path) -> None:
+    """GPT-NeoX's has byte-level BPE without a normaliser."""
+    import tokenizers
+    from transformers import AutoTokenizer
+
+    model = LanguageModel(ModelConfig("attention(position=rope)", 300, 16, block="parallel"))
+    save_model(model, tmp_path / "run")
+    small_bpe(tmp_path)
+    made = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    made.normalizer = tokenizers.normalizers.Lowercase()
+    made.save(str(tmp_path / "tokenizer.json"))
+    own = load_tokenizer(tmp_path)
+    own.save(tmp_path / "run" / "tokenizer.json")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "gpt_neox"]) == 0
+    found = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = TEXT.upper()
+    assert found(text)["input_ids"] == own.encode(text).tolist()
+
+
 def small_bpe(folder: Path) -> Tokenizer:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers

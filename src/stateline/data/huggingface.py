@@ -198,14 +198,16 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._text
 
     def save(self, path: str | Path) -> None:
-        """Write its file, and beside it the files that name its special tokens."""
+        """Write its file, and beside it the settings that transformers and we read."""
         super().save(path)
         begin, end, ends = self._special
+        # Without this class, transformers takes that of the model's family, with other tokens.
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
         named = {"bos_token": begin, "eos_token": end}
-        settings = {key: name for key, name in named.items() if name}
-        for file, given in ((SETTINGS, settings), (GENERATION, {"eos_token_id": ends})):
-            if any(given.values()):
-                write_text(Path(path).with_name(file), json.dumps(given))
+        settings |= {key: name for key, name in named.items() if name}
+        write_text(Path(path).with_name(SETTINGS), json.dumps(settings))
+        if ends:
+            write_text(Path(path).with_name(GENERATION), json.dumps({"eos_token_id": ends}))
 
 
 class _WindowDecoder(Decoder):
