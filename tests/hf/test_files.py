@@ -309,6 +309,18 @@ def test_transformers_takes_no_tokenizer_of_the_family_of_a_converted_run(tmp_pa
     assert found(text)["input_ids"] == own.encode(text).tolist()
 
 
+def test_an_exported_tokenizer_writes_chats(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    save_model(LanguageModel(ModelConfig("h3", 300, 16)), tmp_path / "bpe")
+    small_bpe(tmp_path / "bpe")
+    (tmp_path / "bpe" / "chat_template.jinja").write_text("<{{ messages[0].content }}>")
+    hf.export(tmp_path / "bpe", tmp_path / "out")
+    found = AutoTokenizer.from_pretrained(tmp_path / "out")
+    chat = [{"role": "user", "content": "hi"}]
+    assert found.apply_chat_template(chat, tokenize=False) == "<hi>"
+
+
 def small_bpe(folder: Path) -> Tokenizer:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers

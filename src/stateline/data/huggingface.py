@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from stateline.data.tokenizer import FILE, Decoder, Tokenizer
 from stateline.errors import InputError, needed
-from stateline.files import read_json_object, write_text
+from stateline.files import read_json_object, read_text, write_text
 
 _VOCABULARY, _MERGES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
 SETTINGS = "tokenizer_config.json"
@@ -19,6 +19,9 @@ SETTINGS = "tokenizer_config.json"
 
 GENERATION = "generation_config.json"
 """Name of the file beside a tokenizer's that names all tokens that end a generated text."""
+
+TEMPLATE = "chat_template.jinja"
+"""Name of the file beside a tokenizer's with the template of chats, which may also be a setting."""
 
 END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
@@ -46,11 +49,13 @@ class SpecialTokens(NamedTuple):
         begin: Name of the token that begins a text; empty if there is none.
         end: Name of the end-of-text token; empty if there is none.
         ends: Numbers of all tokens that end a generated text.
+        chat: The template of transformers that writes chats with them; empty if there is none.
     """
 
     begin: str = ""
     end: str = ""
     ends: tuple[int, ...] = ()
+    chat: str = ""
 
 
 _NONE_NAMED = SpecialTokens()
@@ -110,6 +115,11 @@ class HuggingFaceTokenizer(Tokenizer):
         """The token that its settings name, or else the last one that it puts before a text."""
         number = self._tokenizer.token_to_id(self._special.begin) if self._special.begin else None
         return super().begin_of_text if number is None else number
+
+    @property
+    def chat_template(self) -> str:
+        """The template of transformers for chats; empty if there is none."""
+        return self._special.chat
 
     @property
     def end_of_text(self) -> int | None:
@@ -200,10 +210,10 @@ class HuggingFaceTokenizer(Tokenizer):
     def save(self, path: str | Path) -> None:
         """Write its file, and beside it the settings that transformers and we read."""
         super().save(path)
-        begin, end, ends = self._special
+        begin, end, ends, chat = self._special
         # Without this class, transformers takes that of the model's family, with other tokens.
         settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        named = {"bos_token": begin, "eos_token": end}
+        named = {"bos_token": begin, "eos_token": end, "chat_template": chat}
         settings |= {key: name for key, name in named.items() if name}
         write_text(Path(path).with_name(SETTINGS), json.dumps(settings))
         if ends:
@@ -295,7 +305,10 @@ def special_tokens(folder: Path) -> SpecialTokens:
     ends = ends if isinstance(ends, list) else [ends]
     numbers = tuple(number for number in ends if isinstance(number, int))
     begin, end = _name(settings.get("bos_token")), _name(settings.get("eos_token"))
-    return SpecialTokens(begin, end, numbers)
+    chat, template = settings.get("chat_template"), folder / TEMPLATE
+    if template.is_file():
+        chat = read_text(template, "template of chats")
+    return SpecialTokens(begin, end, numbers, chat if isinstance(chat, str) else "")
 
 
 def _settings(folder: Path, name: str = SETTINGS) -> dict[str, Any]:

@@ -31,6 +31,8 @@ def tokenizer(source: str | Path | Tokenizer) -> PreTrainedTokenizerFast:
         made.bos_token = made.convert_ids_to_tokens(given.begin_of_text)
     if given.end_of_text is not None:
         made.eos_token = made.convert_ids_to_tokens(given.end_of_text)
+    if isinstance(given, HuggingFaceTokenizer) and given.chat_template:
+        made.chat_template = given.chat_template
     made.add_special_tokens({"pad_token": PADDING})
     return made
 
