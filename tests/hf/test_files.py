@@ -253,11 +253,7 @@ def test_an_existing_folder_is_not_touched(
 def test_tokenizers_give_the_same_tokens(kind: str, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    own = {
-        "byte": ByteTokenizer,
-        "character": lambda: CharacterTokenizer.of([TEXT]),
-        "bpe": lambda: small_bpe(tmp_path),
-    }[kind]()
+    own = own_tokenizer(kind, tmp_path)
     hf.tokenizer(own).save_pretrained(tmp_path / "saved")
     found = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert found(TEXT)["input_ids"] == own.encode(TEXT).tolist()
@@ -319,6 +315,39 @@ def test_an_exported_tokenizer_writes_chats(tmp_path: Path) -> None:
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     chat = [{"role": "user", "content": "hi"}]
     assert found.apply_chat_template(chat, tokenize=False) == "<hi>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "exported"), [("byte", False), ("byte", True), ("character", False), ("bpe", True)]
+)
+def test_transformers_reads_the_tokenizer_of_a_run_that_becomes_one_of_its_models(
+    kind: str, exported: bool, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    own, run = own_tokenizer(kind, tmp_path), tmp_path / "run"
+    model = LanguageModel(ModelConfig("mamba", own.vocab_size, 16, norm="rms"))
+    save_model(model, run)
+    own.save(run / "tokenizer.json")
+    if exported:
+        hf.export(run, tmp_path / "exported")
+        run = tmp_path / "exported"
+    assert main(["convert", str(run), str(tmp_path / "out"), "--to", "mamba-hf"]) == 0
+    found = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert found(TEXT)["input_ids"] == own.encode(TEXT).tolist()
+    assert found.decode(own.encode(TEXT)) == TEXT
+    assert len(found) == own.vocab_size
+    assert (found.pad_token_id, found.eos_token_id) == (None, own.end_of_text)
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert (written.generation_config.pad_token_id or 0) < own.vocab_size
+
+
+def own_tokenizer(kind: str, folder: Path) -> Tokenizer:
+    return {
+        "byte": ByteTokenizer,
+        "character": lambda: CharacterTokenizer.of([TEXT]),
+        "bpe": lambda: small_bpe(folder),
+    }[kind]()
 
 
 def small_bpe(folder: Path) -> Tokenizer:

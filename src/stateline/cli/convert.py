@@ -6,12 +6,17 @@ SRC is a folder or a file in any known format, which is recognised; DST is a new
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from stateline.cli.options import add_dtype, user_folder
 from stateline.cli.parser import Parser
 from stateline.devices import resolve_dtype
-from stateline.errors import InputError
-from stateline.files import parse_json_object
+from stateline.errors import InputError, needed
+from stateline.files import parse_json_object, read_json_object, write_text
+
+if TYPE_CHECKING:
+    from stateline.data import Tokenizer
 
 
 def add_arguments(parser: Parser) -> None:
@@ -35,8 +40,14 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     given = parser.parse_args(arguments)
 
     from stateline.data import load_tokenizer
+    from stateline.data.huggingface import HuggingFaceTokenizer
     from stateline.generate.runs import find_model, own_tokenizer, tokenizer_places
-    from stateline.models.convert.table import read_pretrained, tokenizer_files, write_pretrained
+    from stateline.models.convert.table import (
+        CONVERTERS,
+        read_pretrained,
+        tokenizer_files,
+        write_pretrained,
+    )
 
     settings = parse_json_object(given.settings, "value of --settings")
     if Path(given.dst).exists():
@@ -51,14 +62,38 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         print(f"not needed: {len(found.ignored)} tensors, such as {found.ignored[0]}")
     beside = next((place for place in tokenizer_places(source) if tokenizer_files(place)), None)
     tokens = dict(found.tokens)
-    if given.to != "stateline" and "eos_token_id" not in tokens and (own := own_tokenizer(source)):
-        text = load_tokenizer(own)
-        if text.begin_of_text is not None:
-            tokens.setdefault("bos_token_id", text.begin_of_text)
-        if ends := sorted(text.end_tokens):
-            tokens["eos_token_id"] = ends if len(ends) > 1 else ends[0]
-    write_pretrained(model, given.dst, given.to, tokenizer_from=beside, tokens=tokens)
-    if beside:
-        print(f"copied {', '.join(path.name for path in tokenizer_files(beside))}")
+    with TemporaryDirectory() as made:
+        family = given.to in CONVERTERS and CONVERTERS[given.to].kinds
+        if beside and family and (own := own_tokenizer(source)):
+            text = load_tokenizer(own)
+            if "eos_token_id" not in tokens:
+                if text.begin_of_text is not None:
+                    tokens.setdefault("bos_token_id", text.begin_of_text)
+                if ends := sorted(text.end_tokens):
+                    tokens["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+            size = model.config.vocab_size
+            if not isinstance(text, HuggingFaceTokenizer) or text.padding >= size:
+                tokens.pop("pad_token_id", None)
+                _write_for_transformers(text, beside, Path(made))
+                beside = Path(made)
+        write_pretrained(model, given.dst, given.to, tokenizer_from=beside, tokens=tokens)
+        if beside:
+            print(f"copied {', '.join(path.name for path in tokenizer_files(beside))}")
     print(f"wrote {given.dst} ({given.to})")
     return 0
+
+
+def _write_for_transformers(text: "Tokenizer", beside: Path, folder: Path) -> None:
+    """Write a tokenizer that transformers cannot use as it is beside the model.
+
+    It has no padding token: that of exported tokenizers has no row in models of transformers.
+    """
+    needed("transformers", "the tokenizer of this model", "hf")
+    from stateline.data.huggingface import GENERATION
+    from stateline.hf import tokenizer
+
+    tokenizer(text, padding=False).save_pretrained(folder)
+    if (beside / GENERATION).is_file():
+        kept = read_json_object(beside / GENERATION, "settings of generation")
+        kept.pop("pad_token_id", None)
+        write_text(folder / GENERATION, json.dumps(kept, indent=2) + "\n")

@@ -75,6 +75,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     Attributes:
         byte_tokens: The tokens of single bytes that SentencePiece has, as ``<0x0A>``.
+        padding: Number of ``PADDING``, which exported tokenizers have, else -1.
 
     Raises:
         InputError: If the text is not a tokenizer or has no tokens, or the package is missing.
@@ -95,7 +96,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._tokenizer.no_padding()
         self._text, self._source, self._special = text, source, special
         numbers = self._tokenizer.get_vocab()
-        numbers.pop(PADDING, None)
+        self.padding = numbers.pop(PADDING, -1)
         self.byte_tokens = {numbers[name] for name in _BYTES if name in numbers}
         self.vocab_size = 1 + max(numbers.values(), default=-1)
         if not self.vocab_size:

@@ -1,5 +1,6 @@
 """Our tokenizers as tokenizers of transformers."""
 
+import json
 from pathlib import Path
 
 import tokenizers
@@ -11,21 +12,24 @@ from stateline.errors import InputError
 from stateline.generate import load_run
 
 
-def tokenizer(source: str | Path | Tokenizer) -> PreTrainedTokenizerFast:
+def tokenizer(source: str | Path | Tokenizer, *, padding: bool = True) -> PreTrainedTokenizerFast:
     """The tokenizer of a run, for transformers.
 
-    It gives the tokens that the run's own tokenizer gives, and pads on the left. The padding token
-    comes after the vocabulary, so no text has it; models of :mod:`stateline.hf` accept it.
+    It gives the tokens that the run's own tokenizer gives, and pads on the left.
 
     Args:
         source: Folder of a run, or a tokenizer of this library.
+        padding: Have a padding token. It comes after the vocabulary, so no text has it; of all
+            models, only those of :mod:`stateline.hf` accept it.
 
     Raises:
         InputError: If the run has no tokenizer, or one that transformers cannot represent.
     """
     given = source if isinstance(source, Tokenizer) else load_run(source)[1]
     made = PreTrainedTokenizerFast(
-        tokenizer_object=_converted(given), clean_up_tokenization_spaces=False, padding_side="left"
+        tokenizer_object=_converted(given, padding),
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
     )
     if given.begin_of_text is not None:
         made.bos_token = made.convert_ids_to_tokens(given.begin_of_text)
@@ -33,13 +37,19 @@ def tokenizer(source: str | Path | Tokenizer) -> PreTrainedTokenizerFast:
         made.eos_token = made.convert_ids_to_tokens(given.end_of_text)
     if isinstance(given, HuggingFaceTokenizer) and given.chat_template:
         made.chat_template = given.chat_template
-    made.add_special_tokens({"pad_token": PADDING})
+    if padding:
+        made.add_special_tokens({"pad_token": PADDING})
     return made
 
 
-def _converted(given: Tokenizer) -> tokenizers.Tokenizer:
+def _converted(given: Tokenizer, padding: bool) -> tokenizers.Tokenizer:
     if isinstance(given, HuggingFaceTokenizer):
-        made = tokenizers.Tokenizer.from_str(given.to_json())
+        text = given.to_json()
+        if given.padding >= 0 and not padding:
+            parts = json.loads(text)
+            added = [token for token in parts["added_tokens"] if token["content"] != PADDING]
+            text = json.dumps(parts | {"added_tokens": added}, ensure_ascii=False)
+        made = tokenizers.Tokenizer.from_str(text)
         made.no_truncation()
         made.no_padding()
         return made
