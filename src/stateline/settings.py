@@ -4,7 +4,19 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Container, Mapping
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from functools import cache, wraps
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from stateline.errors import InputError, check_choice
 
@@ -12,6 +24,26 @@ T = TypeVar("T")
 
 INT64 = range(-(2**63), 2**63)
 """Integers that tensors, files and random generators can hold."""
+
+
+class Range(NamedTuple):
+    """The numbers that a setting can have, in its annotation: ``Annotated[float, Range(...)]``.
+
+    Attributes:
+        words: The range in words, for messages.
+        has: Whether a number is in it.
+    """
+
+    words: str
+    has: Callable[[float], bool]
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+Positive = Annotated[float, Range("above 0", lambda number: number > 0)]
+NotNegative = Annotated[float, Range("of at least 0", lambda number: number >= 0)]
+Count = Annotated[int, Range("of at least 1", lambda number: number >= 1)]
 
 
 def construct(
@@ -28,11 +60,11 @@ def construct(
         *given: Positional arguments.
 
     Raises:
-        InputError: If a keyword is unknown or a value has the wrong type.
+        InputError: If a keyword is unknown, or a value has the wrong type or is out of range.
     """
     parameters = inspect.signature(build).parameters.values()
     settable = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
+    hints = get_type_hints(build.__init__ if inspect.isclass(build) else build, include_extras=True)
     values = {key: _plain(value) for key, value in keywords.items()}
     for key, value in values.items():
         check_choice(f"keyword of {kind} {name!r}", key, settable)
@@ -41,6 +73,50 @@ def construct(
             values[key] = "none"
         _check_type(f"{kind} {name!r}", key, values[key], hint)
     return build(*given, **values)
+
+
+def checked(constructor: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that first checks the settings that it is given against its annotations.
+
+    Settings are its keywords, and ``d_model`` or ``core``, its first argument. Numbers of NumPy and
+    PyTorch become Python's.
+
+    Raises:
+        InputError: If a value has the wrong type or is out of range.
+
+    Example:
+        >>> class Layer:
+        ...     @checked
+        ...     def __init__(self, d_model: int, *, norm_eps: Positive = 1e-5) -> None: ...
+        >>> Layer(8, norm_eps=-1)
+        Traceback (most recent call last):
+        ...
+        stateline.errors.InputError: Layer wants norm_eps to be a finite number above 0, got -1
+    """
+
+    @cache
+    def hints() -> dict[str, Any]:
+        found = get_type_hints(published, include_extras=True)
+        _, *parameters = inspect.signature(published).parameters.values()  # without self
+        return {
+            p.name: found.get(p.name, object)
+            if p.kind is p.KEYWORD_ONLY or p.name in ("d_model", "core")
+            else object
+            for p in parameters
+        }
+
+    @wraps(constructor)
+    def published(self: object, *given: Any, **keywords: Any) -> None:
+        def value(name: str, given: Any) -> Any:
+            plain = _plain(given)
+            _check_type(type(self).__name__, name, plain, hints().get(name, object))
+            return plain
+
+        first = map(value, hints(), given)
+        named = {name: value(name, one) for name, one in keywords.items()}
+        constructor(self, *first, *given[len(hints()) :], **named)
+
+    return published
 
 
 def check_settings(owner: str, settings: object) -> None:
@@ -53,9 +129,9 @@ def check_settings(owner: str, settings: object) -> None:
         settings: The dataclass instance.
 
     Raises:
-        InputError: If a value has the wrong type.
+        InputError: If a value has the wrong type or is out of range.
     """
-    for name, hint in get_type_hints(type(settings)).items():
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
         if get_origin(hint) is not ClassVar:
             value = _plain(getattr(settings, name))
             _check_type(owner, name, value, hint)
@@ -113,7 +189,8 @@ def check_keywords(
     Raises:
         InputError: If a name is unknown or a value has the wrong type.
     """
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in without}
+    known = get_type_hints(kind, include_extras=True)
+    hints = {name: hint for name, hint in known.items() if name not in without}
     for name, value in given.items():
         check_choice(f"setting of {owner}", name, hints)
         _check_type(owner, name, value, hints[name])
@@ -133,13 +210,17 @@ def _check_type(owner: str, name: str, value: object, hint: Any) -> None:
         raise InputError(f"{owner} wants {name} to be {describe(hint)}, got {_shown(value)}")
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _fits(value: Any, hint: Any) -> bool:
     """Whether a value has the annotated type; an int is accepted where a float is wanted."""
     if hint in (Any, object):
         return True
     origin = get_origin(hint)
     if origin is Literal:
         return any(type(value) is type(choice) and value == choice for choice in get_args(hint))
+    if origin is Annotated:
+        kind, *notes = get_args(hint)
+        ranges = (note for note in notes if isinstance(note, Range))
+        return _fits(value, kind) and all(one.has(value) for one in ranges)
     if origin in (Union, types.UnionType):
         return any(_fits(value, option) for option in get_args(hint))
     if isinstance(value, bool):
@@ -165,6 +246,9 @@ def describe(hint: Any) -> str:
     origin = get_origin(hint)
     if origin is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(hint))
+    if origin is Annotated:
+        kind, *notes = get_args(hint)
+        return " ".join([describe(kind), *(str(n) for n in notes if isinstance(n, Range))])
     if origin in (Union, types.UnionType):
         return " or ".join(describe(option) for option in get_args(hint))
     if origin is Mapping:

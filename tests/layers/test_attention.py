@@ -155,7 +155,7 @@ def test_the_cache_costs_a_key_and_a_value_per_token() -> None:
         ),
         (
             {"position": "rotary"},
-            "unknown position 'rotary': Known: alibi, hard_alibi, none, rope",
+            "Attention wants position to be one of none, rope, alibi, hard_alibi, got 'rotary'",
         ),
     ],
 )

@@ -126,7 +126,7 @@ def test_forecasts_refuse_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("core", "combine", "message"),
     [
         (S5SSM(WIDTH, n_outputs=3), "sum", "got 12 signals and d_model=4: take combine=project"),
-        (S5SSM(WIDTH), "mean", "combine must be project or sum, got 'mean'"),
+        (S5SSM(WIDTH), "mean", "combine to be one of project, sum, got 'mean'"),
     ],
 )
 @pytest.mark.usefixtures("unannotated")

@@ -119,7 +119,7 @@ def test_the_parts_may_have_steps_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": "sofmax"}, "unknown kernel 'sofmax': did you mean 'softmax'"),
+        ({"kernel": "sofmax"}, "kernel to be one of exp, clip, softmax, got 'sofmax'"),
         ({"kernel": "softmax", "scale": False}, "take kernel='exp' or 'clip' for scale=False"),
         ({"filter_len": 0}, "filter_len must be at least 1, got filter_len=0"),
     ],

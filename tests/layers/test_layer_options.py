@@ -152,9 +152,12 @@ def test_single_projections_can_have_biases(where: str, names: set[str]) -> None
     [
         ({"n_kv_heads": 3}, "n_kv_heads must divide n_heads, got n_kv_heads=3 and n_heads=4"),
         ({"d_head": 0}, "d_head must be at least 1"),
-        ({"position": "rope", "rope_scaling": "linear", "rope_factor": 0.0}, "positive rope_f"),
-        ({"position": "rope", "rope_scaling": "llama3", "rope_low": 5.0}, "0 < rope_low < rope_h"),
-        ({"position": "rope", "rope_scaling": "yarn", "rope_slow": 40.0}, "0 < rope_slow < rope_f"),
+        (
+            {"position": "rope", "rope_scaling": "linear", "rope_factor": 0.0},
+            "rope_factor to be a fin",
+        ),
+        ({"position": "rope", "rope_scaling": "llama3", "rope_low": 5.0}, "rope_low below rope_h"),
+        ({"position": "rope", "rope_scaling": "yarn", "rope_slow": 40.0}, "rope_slow below rope_f"),
         ({"position": "rope", "rope_scaling": "yarn", "rope_base": 1.0}, "rope_base above 1"),
     ],
 )

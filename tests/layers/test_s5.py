@@ -86,7 +86,7 @@ def test_its_parameters_but_the_readout_have_an_optimizer_group_of_their_own() -
     [
         ({"d_state": 6, "n_blocks": 2}, "n_blocks=2 and d_state=6"),
         ({"n_blocks": 0}, "n_blocks=0 and d_state=64"),
-        ({"discretization": "zho"}, "unknown discretization 'zho': did you mean 'zoh'"),
+        ({"discretization": "zho"}, "discretization to be one of zoh, bilinear, got 'zho'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:

@@ -13,13 +13,15 @@ from stateline.layers.calls import call, call_packed, is_inside
 from stateline.layers.documents import Documents
 from stateline.layers.state import leaves_of, nbytes
 from stateline.layers.stored_state import widened
-from stateline.settings import at_least
+from stateline.settings import at_least, checked
 
 StateT = TypeVar("StateT")
 KindT = TypeVar("KindT")
 
 _VERY_LONG = 1 << 40
 """Length in tokens at which only a growing state exceeds one byte per token."""
+
+_PACKAGE = __name__.removesuffix("layers.base")
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -104,6 +106,12 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     causal: bool = True
     max_len: int | None = None
     settings: Any = None
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Check what constructors of this package are given; other code answers for its own."""
+        super().__init_subclass__(**keywords)
+        if "__init__" in vars(cls) and cls.__module__.startswith(_PACKAGE):
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, d_model: int, *, d_output: int | None = None) -> None:
         super().__init__()

@@ -32,7 +32,8 @@ def keywords_from(settings: type) -> Callable[[type[LayerT]], type[LayerT]]:
     """
 
     def publish(kind: type[LayerT]) -> type[LayerT]:
-        hints, keyword = get_type_hints(settings), inspect.Parameter.KEYWORD_ONLY
+        hints = get_type_hints(settings, include_extras=True)
+        keyword = inspect.Parameter.KEYWORD_ONLY
         published = [
             inspect.Parameter(
                 field.name, keyword, default=field.default, annotation=hints[field.name]

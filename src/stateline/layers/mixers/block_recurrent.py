@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.errors import check_choice
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.context import Context
 from stateline.layers.keywords import keywords_from
@@ -93,8 +92,6 @@ class BlockRecurrentSettings(TokenSettings):
     d_hidden: int | None = None
 
     def __post_init__(self) -> None:
-        check_choice("gate", self.gate, get_args(Gate))
-        check_choice("update", self.update, get_args(Update))
         at_least(1, n_states=self.n_states, d_hidden=self.d_hidden)
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError, check_choice
+from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
@@ -21,7 +21,7 @@ from stateline.layers.mixers.s4 import S4SSM
 from stateline.layers.mixers.s5 import S5SSM
 from stateline.layers.mixers.sliding_attention import SlidingAttentionState
 from stateline.ops import LocalWindow, attention, local_attention
-from stateline.settings import at_least
+from stateline.settings import Count, at_least
 
 Variant = Literal["sh", "mh", "mf"]
 SSM = Literal["dss", "long_conv", "s4", "s4d", "s5"]
@@ -69,22 +69,20 @@ class BlockStateSettings(TokenSettings):
     variant: Variant = "sh"
     ssm: SSM = "s4d"
     d_ssm: int | None = None
-    d_state: int = 16
+    d_state: Count = 16
     n_states: int = 32
     independent: bool = False
-    filter_len: int = 1024
+    filter_len: Count = 1024
     lift: Lift = "narrow"
 
     def __post_init__(self) -> None:
         variant, ssm, lift = self.variant, self.ssm, self.lift
-        check_choice("variant", variant, get_args(Variant))
-        check_choice("ssm", ssm, get_args(SSM))
         if self.independent and (variant == "sh" or ssm == "s5"):
             raise InputError(
                 "independent is for several outputs (mh, mf), and not for s5, whose outputs all "
                 f"read one state: got {variant=} and {ssm=}"
             )
-        if lift not in get_args(Lift) or (lift == "full" and variant == "mh"):
+        if lift == "full" and variant == "mh":
             raise InputError(
                 f"lift must be narrow, or full for sh and mf, got {lift=} and {variant=}"
             )

@@ -1,12 +1,12 @@
 """Feed-forward: the same two-layer network at every position."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.errors import InputError, check_choice
+from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import scaled_linear
@@ -106,7 +106,6 @@ class FeedForward(Positionwise):
         out_scale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
-        check_choice("activation", activation, get_args(Activation))
         gated = activation in GATED
         bias = not gated if bias is None else bias
         if d_hidden is None:

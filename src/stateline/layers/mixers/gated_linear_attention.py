@@ -5,11 +5,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stateline.errors import InputError
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
-from stateline.settings import at_least
+from stateline.settings import Positive, at_least
 
 
 class GatedLinearAttention(MatrixAttention):
@@ -49,14 +48,12 @@ class GatedLinearAttention(MatrixAttention):
         expand_k: float = 0.5,
         expand_v: float = 1.0,
         rank: int = 16,
-        temperature: float = 16.0,
-        norm_eps: float = 1e-5,
+        temperature: Positive = 16.0,
+        norm_eps: Positive = 1e-5,
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=expand_v)
         super().__init__(d_model, n_heads, d_key, d_value)
         at_least(1, rank=rank)
-        if temperature <= 0:
-            raise InputError(f"temperature must be positive, got {temperature}")
         self.expand_k, self.expand_v, self.rank = expand_k, expand_v, rank
         self.temperature, self.norm_eps = temperature, norm_eps
         self.sizes = [n_heads * d for d in (d_key, d_key, d_value, d_value)] + [rank]

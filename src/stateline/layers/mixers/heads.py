@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args, get_type_hints
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.errors import InputError, check_choice
+from stateline.errors import InputError
 from stateline.layers.derived import derived
 from stateline.ops import rotary as turn
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.positions import RopeScaling, frequencies, rotation
-from stateline.settings import at_least
+from stateline.settings import Count, Positive, at_least
 
 Biases = bool | Literal["qkv", "out"]
 """Projections with a bias: all, none, the first (queries, keys, values) or the last one."""
@@ -143,24 +143,20 @@ class HeadSettings:
     n_kv_heads: int | None = None
     d_head: int | None = None
     position: str = "none"
-    rotary_fraction: float = 1.0
-    rope_base: float = 10_000.0
+    rotary_fraction: Positive = 1.0
+    rope_base: Positive = 10_000.0
     rope_scaling: Scaling = "none"
-    rope_factor: float = 1.0
-    rope_low: float = 1.0
-    rope_high: float = 4.0
-    rope_original_len: int = 8192
-    rope_slow: float = 1.0
-    rope_fast: float = 32.0
-    rope_attention_factor: float | None = None
+    rope_factor: Positive = 1.0
+    rope_low: Positive = 1.0
+    rope_high: Positive = 4.0
+    rope_original_len: Count = 8192
+    rope_slow: Positive = 1.0
+    rope_fast: Positive = 32.0
+    rope_attention_factor: Positive | None = None
     rope_truncate: bool = True
     score_scale: float | None = None
     bias: Biases = False
     dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        schemes = get_args(get_type_hints(type(self))["position"])
-        check_choice("position", self.position, schemes)
 
     def sizes(self, d_model: int) -> tuple[int, int]:
         """Number of heads of keys and values, and width of a head; see :func:`head_sizes`."""
@@ -184,14 +180,9 @@ class HeadSettings:
             return Rotary(dims, self.rope_base, None)
         factor, low, high = self.rope_factor, self.rope_low, self.rope_high
         original = self.rope_original_len
-        if factor <= 0 or original < 1:
+        if self.rope_scaling == "llama3" and not low < high:
             raise InputError(
-                "rope_scaling needs a positive rope_factor and rope_original_len, got "
-                f"{factor} and {original}"
-            )
-        if self.rope_scaling == "llama3" and not 0 < low < high:
-            raise InputError(
-                f"rope_scaling=llama3 needs 0 < rope_low < rope_high, got {low} and {high}"
+                f"rope_scaling=llama3 needs rope_low below rope_high, got {low} and {high}"
             )
         if self.rope_scaling == "yarn":
             return Rotary(dims, self.rope_base, self._yarn())
@@ -200,10 +191,10 @@ class HeadSettings:
 
     def _yarn(self) -> RopeScaling:
         slow, fast, size = self.rope_slow, self.rope_fast, self.rope_attention_factor
-        if not 0 < slow < fast or self.rope_base <= 1 or (size is not None and size <= 0):
+        if slow >= fast or self.rope_base <= 1:
             raise InputError(
-                "rope_scaling=yarn needs 0 < rope_slow < rope_fast, rope_base above 1 and a "
-                f"positive rope_attention_factor, got {slow}, {fast}, {self.rope_base} and {size}"
+                "rope_scaling=yarn needs rope_slow below rope_fast and rope_base above 1, got "
+                f"{slow}, {fast} and {self.rope_base}"
             )
         factor, original = self.rope_factor, self.rope_original_len
         return RopeScaling("yarn", factor, slow, fast, original, size, self.rope_truncate)

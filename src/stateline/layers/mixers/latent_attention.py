@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.errors import InputError, check_choice
+from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, RotatesHeads, appended, head_sizes, joined, scaled
@@ -16,7 +16,7 @@ from stateline.layers.plain import is_plain
 from stateline.ops import AttentionMask, attention
 from stateline.ops.attention import check_room
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import at_least
+from stateline.settings import Positive, at_least
 
 
 class LatentAttentionState(NamedTuple):
@@ -82,15 +82,14 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
         d_latent: int | None = None,
         d_rotary: int | None = None,
         position: Literal["rope", "none"] = "rope",
-        rope_base: float = 10_000.0,
-        norm_eps: float = 1e-6,
+        rope_base: Positive = 10_000.0,
+        norm_eps: Positive = 1e-6,
     ) -> None:
         super().__init__(d_model)
         _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
         self.d_latent = 2 * self.d_head if d_latent is None else d_latent
         self.d_rotary = 2 * -(-self.d_head // 4) if d_rotary is None else d_rotary
         at_least(1, d_latent=self.d_latent, d_rotary=self.d_rotary)
-        check_choice("position", position, ("rope", "none"))
         self.position = position
         if self.d_rotary % 2:
             raise InputError(f"d_rotary must be even, for pairs are rotated, got {d_rotary}")

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError
 from stateline.layers.derived import derived
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.linear_attention import MatrixAttention
+from stateline.settings import NotNegative, Positive
 
 
 class LightningAttention(MatrixAttention):
@@ -48,12 +48,10 @@ class LightningAttention(MatrixAttention):
         *,
         n_heads: int = 4,
         d_head: int | None = None,
-        decay_scale: float = 1.0,
-        norm_eps: float = 1e-6,
+        decay_scale: NotNegative = 1.0,
+        norm_eps: Positive = 1e-6,
     ) -> None:
         _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
-        if decay_scale < 0:
-            raise InputError(f"decay_scale must be at least 0, got {decay_scale}")
         super().__init__(d_model, n_heads, self.d_head, self.d_head)
         self.decay_scale, self.norm_eps = decay_scale, norm_eps
         self.qkv = Linear(d_model, 3 * n_heads * self.d_head, bias=False)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError, check_choice
+from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.linear import Linear
@@ -197,7 +197,6 @@ class LinearAttention(MatrixAttention):
     ) -> None:
         _, self.d_head = head_sizes(d_model, n_heads, None, None)
         super().__init__(d_model, n_heads, self.d_head, self.d_head + normalise)
-        check_choice("feature", feature, (*FEATURES, "random"))
         if n_features is not None and (feature != "random" or n_features < 1):
             raise InputError(
                 "n_features must be at least 1, and is for feature='random' alone, got "

@@ -25,6 +25,7 @@ from stateline.ops import (
     linear_attention_step_,
 )
 from stateline.ops.linear_attention import CHUNK
+from stateline.settings import NotNegative, Positive
 
 
 @accumulates("h")
@@ -85,8 +86,8 @@ class Mamba2Settings:
     n_groups: int = 1
     bias: bool = False
     conv_bias: bool = True
-    norm_eps: float = 1e-5
-    min_step: float = 0.0
+    norm_eps: Positive = 1e-5
+    min_step: NotNegative = 0.0
     normalise: bool = True
     gate_scale: float = 1.0
     input_scale: float = 1.0

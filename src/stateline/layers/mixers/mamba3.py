@@ -17,6 +17,7 @@ from stateline.layers.mixers.mamba2 import head_width
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.ops import LinearSignals, linear_attention
 from stateline.ops.linear_attention import CHUNK
+from stateline.settings import NotNegative, Positive
 
 
 @accumulates("h", "angle")
@@ -97,8 +98,8 @@ class Mamba3(SequenceLayer[Mamba3State]):
         rope_fraction: float = 0.5,
         pairs: Literal["adjacent", "halves"] = "adjacent",
         out_norm: bool = False,
-        decay_floor: float = 1e-4,
-        norm_eps: float = 1e-5,
+        decay_floor: NotNegative = 1e-4,
+        norm_eps: Positive = 1e-5,
     ) -> None:
         super().__init__(d_model)
         self.expand, self.d_inner = expand, int(expand * d_model)
@@ -109,11 +110,8 @@ class Mamba3(SequenceLayer[Mamba3State]):
                 "n_groups, mimo_rank and expand * d_model must be at least 1, and d_state even, "
                 f"got {n_groups=}, {mimo_rank=}, {self.d_inner} and {d_state=}"
             )
-        if not 0 <= rope_fraction <= 1 or pairs not in ("adjacent", "halves"):
-            raise InputError(
-                "rope_fraction must be from 0 to 1, and pairs 'adjacent' or 'halves', "
-                f"got {rope_fraction=} and {pairs=}"
-            )
+        if not 0 <= rope_fraction <= 1:
+            raise InputError(f"rope_fraction must be from 0 to 1, got {rope_fraction=}")
         d_head = head_width(self.d_inner, d_head, n_groups)
         self.d_state, self.d_head, self.n_groups = d_state, d_head, n_groups
         self.n_heads, self.n_angles = self.d_inner // d_head, int(d_state * rope_fraction) // 2

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import check_normalised
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
+from stateline.settings import NotNegative, Positive
 
 
 @accumulates("s", "m")
@@ -73,15 +73,13 @@ class MLSTM(MatrixAttention):
         n_heads: int = 4,
         expand_k: float = 0.5,
         expand_v: float = 1.0,
-        soft_cap: float = 15.0,
-        norm_eps: float = 1e-6,
-        divisor_eps: float = 0.0,
+        soft_cap: Positive = 15.0,
+        norm_eps: Positive = 1e-6,
+        divisor_eps: NotNegative = 0.0,
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=expand_v)
         super().__init__(d_model, n_heads, d_key, d_value)
         check_normalised(d_model, n_heads, d_value)
-        if soft_cap <= 0:
-            raise InputError(f"soft_cap must be positive, got {soft_cap}")
         self.expand_k, self.expand_v = expand_k, expand_v
         self.soft_cap, self.norm_eps, self.divisor_eps = soft_cap, norm_eps, divisor_eps
         self.sizes = [n_heads * d for d in (d_key, d_key, d_value, d_value)] + [2 * n_heads]

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from stateline.errors import InputError, check_choice
+from stateline.errors import InputError
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.feed_forward import (
@@ -18,7 +18,7 @@ from stateline.layers.mixers.feed_forward import (
     default_hidden,
 )
 from stateline.ops.grouped_linear import grouped_linear
-from stateline.settings import at_least
+from stateline.settings import NotNegative, at_least
 
 Activation = Literal["swiglu", "geglu", "relu2", "gelu"]
 Scores = Literal["softmax", "sigmoid"]
@@ -58,29 +58,25 @@ class MoESettings:
     d_hidden: int | None = None
     scores: Scores = "softmax"
     correction: bool = False
-    correction_rate: float = 0.001
+    correction_rate: NotNegative = 0.001
     normalise: bool = True
-    normalise_eps: float = 0.0
+    normalise_eps: NotNegative = 0.0
     scale: float = 1.0
-    balance: float = 0.01
+    balance: NotNegative = 0.01
 
     def of_width(self, d_model: int) -> "MoESettings":
         """The settings with the hidden widths."""
-        check_choice("activation", self.activation, get_args(Activation))
-        check_choice("scores", self.scores, get_args(Scores))
         top_k, experts, shared = self.top_k, self.experts, self.shared
         at_least(1, experts=experts, top_k=top_k)
         d_hidden, d_shared = self.d_hidden, self.d_shared
-        balance, correction_rate = self.balance, self.correction_rate
         if d_hidden is None:
             d_hidden = -(-default_hidden(d_model, self.activation) // (8 * top_k)) * 8
         at_least(1, d_hidden=d_hidden)
         d_shared = shared * d_hidden if d_shared is None else d_shared
-        if top_k > experts or min(d_shared, balance, correction_rate) < 0:
+        if top_k > experts or d_shared < 0:
             raise InputError(
-                "top_k must be at most experts, and shared, d_shared, balance and correction_rate "
-                f"at least 0, got {top_k=}, {experts=}, {shared=}, {d_shared=}, {balance=} and "
-                f"{correction_rate=}"
+                "top_k must be at most experts, and shared and d_shared at least 0, got "
+                f"{top_k=}, {experts=}, {shared=} and {d_shared=}"
             )
         if self.gate_shared and not d_shared:
             raise InputError("gate_shared=True needs a shared expert: set shared or d_shared")

@@ -1,11 +1,9 @@
 """State space layers: a state space model per channel, then a map across channels."""
 
-from typing import get_args
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.errors import InputError, check_choice
+from stateline.errors import InputError
 from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Around
 from stateline.layers.linear import Linear
@@ -31,7 +29,6 @@ class SSMLayer(Around):
 
     def __init__(self, ssm: AnyLayer, output: Output) -> None:
         super().__init__(ssm.d_model)
-        check_choice("output", output, get_args(Output))
         if output == "half_glu" and ssm.d_output != ssm.d_model:
             raise InputError(
                 "output='half_glu' multiplies each channel by its own signal, so there must be one "

@@ -1,10 +1,10 @@
 """Settings of state space models, each written once: fields, defaults, checks."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from stateline.errors import InputError, check_choice
-from stateline.ops.discretization import DISCRETIZATIONS, Discretization
+from stateline.errors import InputError
+from stateline.ops.discretization import Discretization
 from stateline.ops.hippo import Init
 from stateline.settings import at_least
 
@@ -69,12 +69,6 @@ class DiagonalSettings(ChannelSSMSettings):
     discretization: Discretization = "bilinear"
     real_transform: RealTransform = "exp"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("init", self.init, get_args(Init))
-        check_choice("discretization", self.discretization, tuple(DISCRETIZATIONS))
-        check_choice("real_transform", self.real_transform, get_args(RealTransform))
-
 
 @dataclass(frozen=True, kw_only=True)
 class S4DSettings(DiagonalSettings):
@@ -112,7 +106,6 @@ class S5Settings:
                 "n_blocks must divide d_state into even parts, "
                 f"got n_blocks={self.n_blocks} and d_state={self.d_state}"
             )
-        check_choice("discretization", self.discretization, tuple(DISCRETIZATIONS))
         check_steps(self.dt_min, self.dt_max)
 
 
@@ -145,7 +138,6 @@ class DSSSettings:
     dt_max: float = 1e-1
 
     def __post_init__(self) -> None:
-        check_choice("kernel", self.kernel, get_args(Kernel))
         at_least(1, d_state=self.d_state, n_outputs=self.n_outputs, filter_len=self.filter_len)
         if self.kernel == "softmax" and not self.scale:
             raise InputError(

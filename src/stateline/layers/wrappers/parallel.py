@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from stateline.layers.base import AnyLayer, require_same_width
 from stateline.layers.compose import Composite, Stack
+from stateline.settings import Positive
 
 
 class Parallel(Composite):
@@ -36,7 +37,9 @@ class Parallel(Composite):
     is_mixer: ClassVar[bool] = True
     takes_several: ClassVar[bool] = True
 
-    def __init__(self, core: AnyLayer, *, normalise: bool = False, norm_eps: float = 1e-6) -> None:
+    def __init__(
+        self, core: AnyLayer, *, normalise: bool = False, norm_eps: Positive = 1e-6
+    ) -> None:
         super().__init__(core.d_model)
         self.core = core if isinstance(core, Stack) else Stack(core)
         for layer in self.links:

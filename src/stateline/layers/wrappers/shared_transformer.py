@@ -19,7 +19,7 @@ from stateline.layers.compose import (
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.attention import Attention
 from stateline.layers.mixers.feed_forward import FeedForward
-from stateline.settings import at_least
+from stateline.settings import Positive, at_least
 
 
 class Adapted(nn.Module):
@@ -161,9 +161,9 @@ class SharedTransformer(ActivationCheckpointing, Composite):
         rank: int = 8,
         adapts_attention: bool = True,
         position: Literal["none", "rope"] = "rope",
-        rope_base: float = 10_000.0,
+        rope_base: Positive = 10_000.0,
         bias: bool = False,
-        norm_eps: float = 1e-5,
+        norm_eps: Positive = 1e-5,
         first: bool = True,
     ) -> None:
         super().__init__(core.d_model)
