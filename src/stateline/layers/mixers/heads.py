@@ -117,7 +117,8 @@ class HeadSettings:
             smaller by that factor.
         d_head: Width of a head; by default ``d_model / n_heads``.
         position: Position scheme: see the layer.
-        rotary_fraction: For ``rope``: fraction of each head's entries that is rotated.
+        rotary_fraction: For ``rope``: fraction of each head's entries that is rotated, rounded down
+            to pairs; with 1, the width of a head must be even.
         rope_base: For ``rope``: base b of the angles: of r rotated entries, pair t turns by
             :math:`b^{-2t/r}` per token.
         rope_scaling: For ``rope``: ``none``, or how frequencies are lowered, ``linear``,
@@ -175,6 +176,11 @@ class HeadSettings:
             raise InputError(
                 "rope rotates pairs of entries: rotary_fraction * d_head must be from 2 to d_head, "
                 f"got rotary_fraction={self.rotary_fraction} and {d_head=}"
+            )
+        if self.rotary_fraction == 1 and d_head % 2:
+            raise InputError(
+                f"rope rotates pairs of entries: the width of a head must be even, got {d_head}: "
+                "give d_head, or rotary_fraction below 1"
             )
         if self.rope_scaling == "none":
             return Rotary(dims, self.rope_base, None)

@@ -108,11 +108,6 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         self.window, self.includes_self = its.window, its.includes_self
         self.n_kv_heads, self.d_head = its.sizes(d_model)
         self.rotary, self.dropout = its.rotary(self.d_head), Dropout(its.dropout)
-        if self.rotary is not None and its.rotary_fraction == 1 and self.d_head % 2:
-            raise InputError(
-                "rope rotates pairs of entries: the width of a head must be even, got "
-                f"{self.d_head}: give d_head, or rotary_fraction below 1"
-            )
         width = its.n_heads * self.d_head
         self.q_proj = Linear(d_model, width, bias=its.has_bias("qkv"))
         self.kv_proj = Linear(d_model, 2 * self.n_kv_heads * self.d_head, bias=its.has_bias("qkv"))
