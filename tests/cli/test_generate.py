@@ -149,6 +149,9 @@ def test_the_size_of_a_state_and_its_tokens_are_told(
     kept = tmp_path / "kept"
     told = say("letters1", "--prompt", "bad", "--max_new_tokens", 4, "--save_state", kept, err=True)
     size = short_bytes(load_model(models / "letters1").state_bytes(6))
+    assert told == f"\nstate: {size} after 7 tokens, in {kept}\n"  # not behind the text
+    rows = ("--log_probs", "--max_new_tokens", 4, "--save_state", kept)
+    told = say("letters1", "--prompt", "bad", *rows, err=True)
     assert told == f"state: {size} after 7 tokens, in {kept}\n"
     told = say("letters1", "--state", kept, err=True)
     assert told == f"state: {size} after 7 tokens, from {kept}\n"

@@ -122,11 +122,12 @@ def _continue_one(
         for reader in readers:
             if reader.prefixes is not None:
                 (reader.key,) = reader.prefixes.keys([token.token], reader.key)
-    ends = [session.state()]
+    seconds, ends = time.perf_counter() - begin, [session.state()]
     if isinstance(session, Speculation):
-        _tell_draft(session, ends[0].length - states[0].length, time.perf_counter() - begin)
         ends.append(session.draft_state())
     _keep(given, readers, ends, text)
+    if isinstance(session, Speculation):
+        _tell_draft(session, ends[0].length - states[0].length, seconds)
 
 
 def _keep(
@@ -142,6 +143,8 @@ def _keep(
     held = text.hold()
     for reader, state, ending in zip(readers, ends, _ENDINGS, strict=False):
         save_state(given.save_state + ending, Kept(state, held), reader.model)
+    if not given.log_probs:  # the text goes on with --state: its line ends on stderr alone
+        print(file=sys.stderr)
     _tell(ends[0], f"in {given.save_state}")
 
 
