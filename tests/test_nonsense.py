@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from stateline.errors import InputError
+from stateline.generate import Sampling
 from stateline.layers import LAYERS, WRAPPERS, Attention, FeedForward, SequenceLayer, Stack
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
@@ -86,7 +87,7 @@ def test_tasks_refuse_a_setting_or_have_batches() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "given"),
-    [(TrainConfig, {}), (ModelConfig, {"pattern": "lstm", "vocab_size": 2})],
+    [(TrainConfig, {}), (Sampling, {}), (ModelConfig, {"pattern": "lstm", "vocab_size": 2})],
 )
 def test_configurations_refuse_a_setting_of_another_kind(kind: Any, given: dict[str, Any]) -> None:
     for field in fields(kind):
