@@ -1,5 +1,6 @@
 """Sphinx configuration of the documentation, which ``make docs`` builds."""
 
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -57,7 +58,7 @@ def setup(app: Sphinx) -> None:
     """
     app.add_lexer("console", BashLexer)
     app.connect("autodoc-skip-member", _skip_fields)
-    app.connect("autodoc-process-signature", _name_factories)
+    app.connect("autodoc-process-signature", _shorten_signature)
     app.connect("autodoc-process-docstring", _escape_types, priority=900)  # after napoleon
     for field in PyObject.doc_field_types:
         if field.name == "variable":
@@ -68,11 +69,14 @@ def _skip_fields(_app: Sphinx, _what: str, _name: str, value: object, *_: object
     return True if type(value).__name__ == "_tuplegetter" else None
 
 
-def _name_factories(
+def _shorten_signature(
     _app: Sphinx, _what: str, _name: str, _value: object, _options: object, shown: str, _to: str
 ) -> tuple[str, str] | None:
-    """Show ``...`` for defaults that a dataclass makes anew for each object."""
-    return (shown.replace("<factory>", "..."), _to) if "<factory>" in (shown or "") else None
+    """Show ``...`` for defaults that a dataclass makes anew, and types without ranges."""
+    if not shown:
+        return None
+    plain = re.sub(r"~?(?:typing\.)?Annotated\[(\w+), [^\]]*\]", r"\1", shown)
+    return plain.replace("<factory>", "..."), _to
 
 
 def _escape_types(
