@@ -269,6 +269,19 @@ def test_models_that_only_guess_are_said_to(make):
     assert told == "no curve has begun to improve: try more steps or other learning rates."
 
 
+def test_baselines_that_no_model_beats_at_any_length_are_named(make):
+    task = make.text_task(eval_lengths=[256, 1024], baselines={"gzip": 2.3, "xz": 2.2})
+    results = make.results(tasks=[task])  # 2.5 at 256, 2.25 at 1024
+    assert outlook(*with_task(results, task)) == ["no model is better than xz (2.200)."]
+    results["runs"][0]["by_length"]["1024"] = {task["metric"]: 2.1}
+    assert outlook(*with_task(results, task)) == []
+    results |= {"runs": []}
+    assert outlook(*with_task(results, task)) == []
+    text = read_results("docs/gallery/mixers").tasks[-1]
+    said = "no model is better than gzip (2.775) and xz (2.693)."
+    assert outlook(read_results("docs/gallery/mixers"), text) == [said]
+
+
 @pytest.mark.parametrize(
     ("slopes", "asked"),
     [

@@ -310,7 +310,19 @@ def outlook(results: Results, task: TaskRecord) -> list[str]:
         fitted = all(_late(run) for own in open_.values() for run in own)
         flat = "no curve has begun to improve: " if fitted else ""
         said.append(f"{flat}try more steps or other learning rates.")
-    return said
+    return said + _unbeaten(results, task)
+
+
+def _unbeaten(results: Results, task: TaskRecord) -> list[str]:
+    """The baselines that no model beats at any length, in a sentence."""
+    side = 1 if task.higher_is_better else -1
+    lengths = [_scores(results, task, length, results.models) for length in task.eval_lengths]
+    best = max((side * middle(own) for scores in lengths for own in scores.values()), default=None)
+    if best is None:
+        return []
+    found = [f"{n} ({v:.3f})" for n, v in task.baselines.items() if side * v >= best]
+    none = "no model is" if len(results.models) > 1 else "the model is not"
+    return [f"{none} better than {listing(found)}."] if found else []
 
 
 def _steps(trained: float, asked: float) -> str:
