@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from stateline.reports import sentences
 from stateline.reports.conclusions import conclusions
 from stateline.runs.folder import read_results
 from tests.reports.typed import (
@@ -109,6 +110,15 @@ def test_several_seeds_need_no_caution(make):
     results, _ = planted(make, {"h3*2": [2.0, 2.1], "lstm*2": [2.0, 2.1]})
     assert caution(results) == ""
     assert "decide nothing" not in page_of(results)
+
+
+@pytest.mark.parametrize(("name", "said"), [("sweep", ""), ("quick", sentences.ONE_RATE)])
+def test_planned_seeds_are_counted_before_they_have_run(make, name, said):
+    protocol = {"name": name, "seeds": {make.task()["spec"]: [0, 1, 2]}}
+    begun = make.results(finished=False, protocol=protocol)
+    assert caution(begun) == said
+    assert caution(begun | {"runs": []}) == said
+    assert caution(make.results(finished=False, runs=[])) == ""
 
 
 def test_of_a_model_that_diverged_nothing_is_claimed(make):

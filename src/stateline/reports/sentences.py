@@ -32,14 +32,19 @@ def headline(results: Results) -> str:
 
 
 def caution(results: Results) -> str:
-    """A warning about few seeds or one learning rate, or an empty string."""
+    """A warning about few seeds or one learning rate, or an empty string.
+
+    Seeds that are planned count: a comparison that has just begun is not one of one seed.
+    """
     if len(results.models) == 1:
         return ""  # there is nothing to decide
-    pairs = [(model, task) for model in results.models for task in results.tasks]
-    several = any(len(runs_of(results, model, task)) > 1 for model, task in pairs)
-    if results.protocol is not None and results.protocol.name == "quick":
+    how = results.protocol
+    seeds = [len(planned) for planned in how.seeds.values()] if how else []
+    seeds += [len(runs_of(results, m, t)) for m in results.models for t in results.tasks]
+    several = max(seeds, default=0) > 1
+    if how is not None and how.name == "quick":
         return ONE_RATE if several else QUICK
-    return "" if several else ONE_SEED
+    return "" if several or not any(seeds) else ONE_SEED
 
 
 def sizes(results: Results) -> str:
