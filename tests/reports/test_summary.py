@@ -296,6 +296,13 @@ def test_a_seed_that_diverged_is_left_out_of_the_median_and_told(make, seeds):
     assert (cell.text, cell.note) == ("2.450", f"2.400{DASH}2.500, 1/3 diverged")
 
 
+def test_a_model_whose_seeds_all_diverged_is_said_to_have(make):
+    results = make.results()
+    results["runs"][0]["by_length"]["10"] = {"string_accuracy": None}
+    (cell, *_) = main_table(results).columns[1].cells
+    assert (cell.text, cell.value, cell.is_empty) == ("diverged", None, True)
+
+
 def test_scores_without_a_spread_have_no_note(make):
     assert cells(main_table(copying(make, 1.0, 1.0)), "at 40")[MODEL].note == ""
 

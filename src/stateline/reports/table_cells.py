@@ -49,11 +49,12 @@ class Cell(NamedTuple):
     @property
     def is_empty(self) -> bool:
         """True if there is no number to show."""
-        return self.text in (MISSING.text, NOT_SOLVED.text)
+        return self.text in (MISSING.text, NOT_SOLVED.text, DIVERGED.text)
 
 
 MISSING = Cell(DASH)
 NOT_SOLVED = Cell("not solved")
+DIVERGED = Cell("diverged")
 ANY = Cell("any")
 
 
@@ -175,12 +176,14 @@ def _score_cell(values: Sequence[float], solved: int, seeds: int) -> Cell:
     partial = f"{solved}/{seeds} solved" if 0 < solved < seeds else ""
     if not values:
         return NOT_SOLVED._replace(note=partial) if seeds else MISSING
-    value, finite = middle(values), [own for own in values if not math.isnan(own)]
+    finite = [own for own in values if not math.isnan(own)]
+    if not finite:
+        return DIVERGED._replace(note=partial)
     spread = f"{min(finite):.3f}{DASH}{max(finite):.3f}" if len({*finite}) > 1 else ""
     lost = len(values) - len(finite)
-    diverged = f"{lost}/{len(values)} diverged" if finite and lost else ""
-    note = ", ".join(filter(None, [spread, diverged, partial]))
-    return Cell(f"{value:.3f}", note, value if math.isfinite(value) else None)
+    diverged = f"{lost}/{len(values)} diverged" if lost else ""
+    value, note = middle(finite), ", ".join(filter(None, [spread, diverged, partial]))
+    return Cell(f"{value:.3f}", note, value)
 
 
 def _capacity_cell(found: Sequence[CapacityRecord]) -> Cell:
