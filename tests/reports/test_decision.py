@@ -114,7 +114,7 @@ def test_the_longest_length_is_the_last_at_which_a_model_is_above_chance(gallery
 def test_what_is_best_within_a_budget_may_still_be_a_guess(gallery):
     row = decided(gallery, "state<=64KiB")["Copying", "16"]
     assert row.sure == "no better than a guess"
-    assert row.following.startswith("“attention” 0.090 (+0.090), 48 MiB")
+    assert row.following.startswith("“attention” 0.090 (+0.090), 5 of 6 seeds, 48 MiB")
 
 
 def test_of_equal_scores_the_smallest_state_is_taken(make):
@@ -189,10 +189,11 @@ def test_a_model_that_diverged_is_no_choice(make):
 
 def test_seeds_that_diverged_are_not_counted_beside_the_score(make):
     task = make.task(problems=1024, eval_lengths=[10])
-    runs = runs_at(make, task, {"h3*2": [1.0, 0.0, 1.0]})
-    runs[1]["by_length"] = {"10": {task["metric"]: None}}
-    (row,) = decided(make.results(tasks=[task], models=["h3*2"], runs=runs)).values()
+    runs = runs_at(make, task, {"h3*2": [1.0, 0.0, 1.0], "lstm*2": [0.5, 0.0, 0.5]})
+    runs[1]["by_length"] = runs[4]["by_length"] = {"10": {task["metric"]: None}}
+    (row,) = decided(make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)).values()
     assert row.score == "1.000 string accuracy, 2 of 3 seeds"
+    assert ", 2 of 3 seeds, 512 KiB" in row.following
 
 
 def test_the_seeds_that_may_be_scored_are_counted(make):

@@ -211,7 +211,7 @@ def _decide(
     allowed = [m for m in order if all(b.allows(results, m) for b in budgets)]
     at = f"{length:,}" + (" (trained)" if length == task.train_length else "")
     if not allowed:
-        first = f"without it {_offer(results, scores, order[0])}"
+        first = f"without it {_offer(results, task, scores, order[0])}"
         unknown = next((b for b in budgets if not b.measured(results)), None)
         why = "no model is within the budget"
         if unknown:
@@ -232,9 +232,6 @@ def _decide(
     beyond = [m for m in others if m not in allowed and order.index(m) < order.index(best)]
     cheap = [m for m in others if state(m) <= CHEAPER * state(best)]
     following = next(iter(beyond or cheap or others), None)
-    seeds = len(runs_of(results, best, task))
-    scored = sum(not math.isnan(value) for value in scores[best])
-    share = f", {scored} of {seeds} seeds" if scored < seeds else ""
     sure = count(len(scores[best]), "seed")
     if len(results.models) > 1:
         sure = _sure(scores, best, [m for m in allowed if m != best], found.better)
@@ -242,10 +239,10 @@ def _decide(
         label,
         at,
         best,
-        f"{middle(scores[best]):.3f} {words(task.metric)}{share}",
+        f"{middle(scores[best]):.3f} {words(task.metric)}{_share(results, task, best, scores)}",
         _costs(results, best),
         sure if above_chance(task, scores[best]) else "no better than a guess",
-        "" if following is None else _offer(results, scores, following, best),
+        "" if following is None else _offer(results, task, scores, following, best),
     )
 
 
@@ -273,11 +270,26 @@ def _costs(results: Results, model: str) -> str:
     return ", ".join(told)
 
 
-def _offer(results: Results, scores: Mapping[str, list[float]], model: str, best: str = "") -> str:
+def _share(
+    results: Results, task: TaskRecord, model: str, scores: Mapping[str, list[float]]
+) -> str:
+    """How many seeds of a model a score stands for, if not for all."""
+    seeds = len(runs_of(results, model, task))
+    scored = sum(not math.isnan(value) for value in scores[model])
+    return f", {scored} of {seeds} seeds" if scored < seeds else ""
+
+
+def _offer(
+    results: Results,
+    task: TaskRecord,
+    scores: Mapping[str, list[float]],
+    model: str,
+    best: str = "",
+) -> str:
     """A model with its score, the difference to the best model's score, and its costs."""
     value = middle(scores[model])
     change = f" ({value - middle(scores[best]):+.3f})" if best else ""
-    change = change.replace("-", "\N{MINUS SIGN}")
+    change = change.replace("-", "\N{MINUS SIGN}") + _share(results, task, model, scores)
     return f"“{model}” {value:.3f}{change}, {_costs(results, model)}"
 
 
