@@ -46,7 +46,7 @@ def test_five_questions_are_answered_by_the_gallery(gallery):
     small = decided(gallery, "state<=64KiB")
     assert small["Copying", "8"].best == "h3"
     assert small["Copying", "8"].sure == "clearly best (6 seeds)"
-    assert small["Copying", "8"].following.startswith("“h3+attention” 0.995 (+0.011), 20 MiB")
+    assert small["Copying", "8"].following.startswith("“h3+attention” 0.995 (0.011 better), 20 MiB")
     assert small["Associative recall", "80"].best == "lstm"
     none = decided(gallery, "state<=100")
     assert {row.sure for row in none.values()} == {"no model is within the budget"}
@@ -114,7 +114,7 @@ def test_the_longest_length_is_the_last_at_which_a_model_is_above_chance(gallery
 def test_what_is_best_within_a_budget_may_still_be_a_guess(gallery):
     row = decided(gallery, "state<=64KiB")["Copying", "16"]
     assert row.sure == "no better than a guess"
-    assert row.following.startswith("“attention” 0.090 (+0.090), 5 of 6 seeds, 48 MiB")
+    assert row.following.startswith("“attention” 0.090 (0.090 better), 5 of 6 seeds, 48 MiB")
 
 
 def test_of_equal_scores_the_smallest_state_is_taken(make):
@@ -124,6 +124,7 @@ def test_of_equal_scores_the_smallest_state_is_taken(make):
     results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
     (row,) = decided(results | {"speed": costs}).values()
     assert (row.best, row.costs) == ("lstm*2", "900 B, 290 tok/s")
+    assert row.following.startswith("“h3*2” 1.000 (0.005 better), ")
     assert row.sure == "not told apart from “h3*2” (3 seeds)"
 
 
@@ -133,7 +134,12 @@ def test_of_losses_the_lowest_is_best(make):
     results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
     (row,) = decided(results).values()
     assert (row.best, row.sure) == ("lstm*2", "clearly best (3 seeds)")
-    assert row.following.startswith("“h3*2” 2.500 (+0.500)")
+    assert row.following.startswith("“h3*2” 2.500 (0.500 worse)")
+
+
+def test_a_next_choice_with_the_same_score_is_said_to_be_equal():
+    row = decided(read_results("docs/gallery/mixers"))["Flip-flop", "32"]
+    assert row.following.startswith("“attention” 1.000 (equal), ")
 
 
 def test_losses_are_equal_within_a_hundredth_of_the_best(make):
@@ -143,6 +149,7 @@ def test_losses_are_equal_within_a_hundredth_of_the_best(make):
     results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
     (row,) = decided(results | {"speed": costs}).values()
     assert row.best == "lstm*2"
+    assert row.following.startswith("“h3*2” 2.500 (0.020 better), ")
 
 
 def test_of_close_scores_the_clearly_better_is_taken_at_any_cost(make):

@@ -288,9 +288,13 @@ def _offer(
 ) -> str:
     """A model with its score, the difference to the best model's score, and its costs."""
     value = middle(scores[model])
-    change = f" ({value - middle(scores[best]):+.3f})" if best else ""
-    change = change.replace("-", "\N{MINUS SIGN}") + _share(results, task, model, scores)
-    return f"“{model}” {value:.3f}{change}, {_costs(results, model)}"
+    told = ""
+    if best:
+        gain = (value - middle(scores[best])) * (1 if task.higher_is_better else -1)
+        size = f"{abs(gain):.3f}"
+        told = f" ({size} {'better' if gain > 0 else 'worse'})" if float(size) else " (equal)"
+    share = _share(results, task, model, scores)
+    return f"“{model}” {value:.3f}{told}{share}, {_costs(results, model)}"
 
 
 def outlook(results: Results, task: TaskRecord) -> list[str]:
