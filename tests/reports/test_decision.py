@@ -11,7 +11,7 @@ from stateline.errors import InputError
 from stateline.reports import decision, read_results
 from stateline.reports.decision import Budget, Decision, outlook, read_budget
 from stateline.runs.results import Results
-from tests.reports.typed import typed, with_task
+from tests.reports.typed import page_of, typed, with_task
 
 CURVE = {"step": 1, "loss": 1.0, "metric": 0.1}
 
@@ -171,6 +171,25 @@ def test_a_worse_model_beyond_the_budget_is_no_next_choice(make):
     (row,) = decided(results, "state<=64KiB").values()
     assert row.best == h3
     assert row.following.startswith(f"“{lstm}” 0.800")
+
+
+@pytest.mark.parametrize(
+    ("same", "said", "folded"),
+    [
+        (3, "“a”, “b” and “c”", ""),
+        (4, "4 of the 5 others", "“a”, “b”, “c” and “d”"),
+        (5, "any of the 5 others", ""),
+    ],
+)
+def test_many_models_that_are_not_told_apart_are_counted(make, same, said, folded):
+    task = make.task(problems=1024, eval_lengths=[10])
+    scores = {name: [0.9 if n < same else 0.2] * 3 for n, name in enumerate("abcde")}
+    scores = {"best": [0.95] * 3, **scores}
+    results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
+    (row,) = decided(results).values()
+    assert (row.sure, row.alike) == (f"not told apart from {said} (3 seeds)", folded)
+    page = page_of(results)
+    assert (f"<details><summary>which</summary>{folded}</details>" in page) == bool(folded)
 
 
 def test_one_seed_decides_nothing(make):

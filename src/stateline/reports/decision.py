@@ -45,6 +45,9 @@ CHOSEN = (
 CHEAPER = 0.5
 """Largest state of the next choice, relative to the best model's, if any model is that small."""
 
+NAMED = 3
+"""Largest number of models that are named as not told apart; more are counted."""
+
 FIT_POINTS = 4
 """Fewest points in the second half of a curve that are fitted."""
 
@@ -117,6 +120,7 @@ class Decision(NamedTuple):
         costs: Its state, and its speed of decoding.
         sure: How sure the choice is.
         following: The next choice, with its gain in cost and its loss in score.
+        alike: The models that ``sure`` counts as not told apart; empty if it tells them.
     """
 
     task: str
@@ -126,6 +130,7 @@ class Decision(NamedTuple):
     costs: str
     sure: str
     following: str
+    alike: str = ""
 
 
 HEADINGS = ("task", "length", "best", "score", "state, decoding", "how sure", "next choice")
@@ -232,17 +237,20 @@ def _decide(
     beyond = [m for m in others if m not in allowed and order.index(m) < order.index(best)]
     cheap = [m for m in others if state(m) <= CHEAPER * state(best)]
     following = next(iter(beyond or cheap or others), None)
-    sure = count(len(scores[best]), "seed")
+    sure, alike = count(len(scores[best]), "seed"), ""
     if len(results.models) > 1:
-        sure = _sure(scores, best, [m for m in allowed if m != best], found.better)
+        sure, alike = _sure(scores, best, [m for m in allowed if m != best], found.better)
+    if not above_chance(task, scores[best]):
+        sure, alike = "no better than a guess", ""
     return Decision(
         label,
         at,
         best,
         f"{middle(scores[best]):.3f} {words(task.metric)}{_share(results, task, best, scores)}",
         _costs(results, best),
-        sure if above_chance(task, scores[best]) else "no better than a guess",
+        sure,
         "" if following is None else _offer(results, task, scores, following, best),
+        alike,
     )
 
 
@@ -251,16 +259,23 @@ def _sure(
     best: str,
     others: Sequence[str],
     better: set[tuple[str, str]],
-) -> str:
+) -> tuple[str, str]:
+    """How sure a choice is, and the names of the models that this counts."""
     seeds = count(len(scores[best]), "seed")
     if not others:
-        return f"no other to choose ({seeds})"
+        return f"no other to choose ({seeds})", ""
     if min(len(scores[best]), max(len(scores[model]) for model in others)) < 2:
-        return "one seed: not decided"
+        return "one seed: not decided", ""
     same = [model for model in others if (best, model) not in better]
     if not same:
-        return f"clearly best ({seeds})"
-    return f"not told apart from {listing([f'“{model}”' for model in same])} ({seeds})"
+        return f"clearly best ({seeds})", ""
+    names = listing([f"“{model}”" for model in same])
+    if len(same) <= NAMED:
+        return f"not told apart from {names} ({seeds})", ""
+    every = len(same) == len(others)
+    number = "any" if every else len(same)
+    said = f"not told apart from {number} of the {len(others)} others ({seeds})"
+    return said, "" if every else names
 
 
 def _costs(results: Results, model: str) -> str:
