@@ -184,12 +184,38 @@ def test_a_worse_model_beyond_the_budget_is_no_next_choice(make):
 def test_many_models_that_are_not_told_apart_are_counted(make, same, said, folded):
     task = make.task(problems=1024, eval_lengths=[10])
     scores = {name: [0.9 if n < same else 0.2] * 3 for n, name in enumerate("abcde")}
-    scores = {"best": [0.95] * 3, **scores}
+    scores = {"best": [0.905] * 3, **scores}
     results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
     (row,) = decided(results).values()
     assert (row.sure, row.alike) == (f"not told apart from {said} (3 seeds)", folded)
     page = page_of(results)
     assert (f"<details><summary>which</summary>{folded}</details>" in page) == bool(folded)
+
+
+@pytest.mark.parametrize(("further", "helps"), [(0, False), (10, True)])
+def test_seeds_that_would_help_are_asked_for(make, further, helps):
+    """The error rate is shared by all pairs: beside ten models, a difference needs more seeds."""
+    task = make.task(eval_lengths=[10])
+    scores = {"a": [0.90, 0.91, 0.92], "b": [0.79, 0.80, 0.81]}
+    scores |= {f"c{n}": [0.1, 0.3, 0.5] for n in range(further)}
+    results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
+    (row,) = decided(results).values()
+    assert ("(3 seeds; 6 may tell more apart)" in row.sure) == helps
+    assert (row.sure == "clearly best (3 seeds)") != helps
+
+
+def test_seeds_of_two_kinds_ask_for_more():
+    """By Barnard's test, 0.993 and 0.57 are told apart by nine seeds: some model has both kinds."""
+    row = decided(read_results("docs/gallery/mixers"))["Associative recall", "20"]
+    assert row.sure.endswith("any of the 11 others (3 seeds; 9 may tell more apart)")
+
+
+def test_seeds_that_would_not_help_are_not_asked_for(make):
+    task = make.task(eval_lengths=[10])
+    scores = {"a": [0.8, 0.9, 1.0], "b": [0.81, 0.89, 0.99]}
+    results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
+    (row,) = decided(results).values()
+    assert row.sure == "not told apart from “b” (3 seeds)"
 
 
 def test_one_seed_decides_nothing(make):

@@ -6,7 +6,8 @@ Models are scored at the training length, and at the longest length at which any
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from stateline.errors import InputError
@@ -23,6 +24,7 @@ from stateline.reports.records import (
 )
 from stateline.reports.sentences import size_groups
 from stateline.runs.results import Results, RunRecord, TaskRecord
+from stateline.runs.verdict import Verdict
 
 COSTS = {
     "state": STATE,
@@ -210,7 +212,8 @@ def _decide(
     budgets: Sequence[Budget],
 ) -> Decision:
     scores = _scores(results, task, length, models)
-    found = judged(results, task, length, scores)
+    judge = partial(judged, results, task, length)
+    better = judge(scores).better
     side = 1 if task.higher_is_better else -1
     order = sorted(scores, key=lambda model: side * middle(scores[model]), reverse=True)
     allowed = [m for m in order if all(b.allows(results, m) for b in budgets)]
@@ -232,14 +235,14 @@ def _decide(
     leader = allowed[0]
     close = CLOSE * (1.0 if task.problems else abs(middle(scores[leader])))
     equal = [m for m in allowed if abs(middle(scores[m]) - middle(scores[leader])) <= close]
-    best = min((m for m in equal if (leader, m) not in found.better), key=state)
+    best = min((m for m in equal if (leader, m) not in better), key=state)
     others = [m for m in order if m != best]
     beyond = [m for m in others if m not in allowed and order.index(m) < order.index(best)]
     cheap = [m for m in others if state(m) <= CHEAPER * state(best)]
     following = next(iter(beyond or cheap or others), None)
     sure, alike = count(len(scores[best]), "seed"), ""
     if len(results.models) > 1:
-        sure, alike = _sure(scores, best, [m for m in allowed if m != best], found.better)
+        sure, alike = _sure(scores, best, [m for m in allowed if m != best], judge)
     if not above_chance(task, scores[best]):
         sure, alike = "no better than a guess", ""
     return Decision(
@@ -258,17 +261,27 @@ def _sure(
     scores: Mapping[str, list[float]],
     best: str,
     others: Sequence[str],
-    better: set[tuple[str, str]],
+    judge: Callable[[Mapping[str, list[float]]], Verdict],
 ) -> tuple[str, str]:
-    """How sure a choice is, and the names of the models that this counts."""
+    """How sure a choice is, and the names of the models that this counts.
+
+    More seeds are asked for if further models would be clearly worse with two or three times the
+    seeds of the same spread.
+    """
     seeds = count(len(scores[best]), "seed")
     if not others:
         return f"no other to choose ({seeds})", ""
     if min(len(scores[best]), max(len(scores[model]) for model in others)) < 2:
         return "one seed: not decided", ""
-    same = [model for model in others if (best, model) not in better]
+    same = _alike(judge(scores), best, others)
     if not same:
         return f"clearly best ({seeds})", ""
+    several = {model: own for model, own in scores.items() if len(own) > 1}
+    for times in (2, 3):
+        found = judge({model: times * own for model, own in several.items()})
+        if len(_alike(found, best, others)) < len(same):
+            seeds += f"; {times * len(scores[best])} may tell more apart"
+            break
     names = listing([f"“{model}”" for model in same])
     if len(same) <= NAMED:
         return f"not told apart from {names} ({seeds})", ""
@@ -276,6 +289,10 @@ def _sure(
     number = "any" if every else len(same)
     said = f"not told apart from {number} of the {len(others)} others ({seeds})"
     return said, "" if every else names
+
+
+def _alike(found: Verdict, best: str, others: Sequence[str]) -> list[str]:
+    return [model for model in others if (best, model) not in found.better]
 
 
 def _costs(results: Results, model: str) -> str:

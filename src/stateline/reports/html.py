@@ -45,10 +45,10 @@ from stateline.runs.verdict import ERROR_RATE, SEQUENTIAL_RATE
 JUDGED = (
     "“Clearly” means: by Student's t-test over the seeds or, where the seeds of a model fall into "
     "two kinds, by the share of the better kind. Equal models are told apart in {rate:.1%} of "
-    "comparisons, over all pairs of a task at one length{looks}. Two models with three seeds are "
-    "told apart in up to 3 % if the kind of a seed is luck: all seeds of one may be of the better "
-    "kind and none of the other. The spread over seeds is never taken to be smaller than the "
-    "sampling error of one score."
+    "comparisons, over all pairs of a task at one length{looks}: more models need "
+    "more seeds. Two models with three seeds are told apart in up to 3 % if the kind of a seed is "
+    "luck: all seeds of one may be of the better kind and none of the other. The spread over seeds "
+    "is never taken to be smaller than the sampling error of one score."
 )
 WIDEST, WIDEST_WITH_SPREADS = 14, 10
 """Columns of a table that fit a page of 1,280 pixels, of one seed and of several."""
