@@ -338,11 +338,11 @@ def test_baselines_that_no_model_beats_at_any_length_are_named(make):
 @pytest.mark.parametrize(
     ("slopes", "asked"),
     [
-        ([0.1, 0.1], "about 600 steps more"),
-        ([0.02, 0.02], "more than 10 times"),
+        ([0.1, 0.1], "may solve it within twice the steps"),
+        ([0.07, 0.07], "may need more than twice the steps"),
         ([0.0, 0.0], ""),
         ([0.1, 0.0], ""),  # most curves must rise
-        ([0.1, 0.2, 0.0], "about 300 steps more"),
+        ([0.1, 0.2, 0.0], "may solve it within twice the steps"),
     ],
 )
 def test_a_curve_that_still_rises_asks_for_the_steps_to_its_goal(make, slopes, asked):
@@ -360,8 +360,7 @@ def test_a_curve_that_still_rises_asks_for_the_steps_to_its_goal(make, slopes, a
             runs_at(make, task, {"h3*2": [0.9] * len(slopes)}), slopes, strict=True
         )
     ]
-    assert 600 < math.expm1(0.05 / 0.1) * 1000 < 700
-    assert 250 < math.expm1(0.05 / 0.2) * 1000 < 350
+    assert math.expm1(0.05 / 0.1) < 1 < math.expm1(0.05 / 0.07)
     said = outlook(*with_task(make.results(tasks=[task], models=["h3*2"], runs=runs), task))
     assert said == [] if not asked else asked in said[0]
 
@@ -396,15 +395,19 @@ def test_seeds_that_solved_a_task_or_diverged_ask_for_no_steps(make, end, flat, 
     for run in runs[:2]:
         run["by_length"]["10"] = {task["metric"]: end}
     results = make.results(tasks=[task], models=["h3*2"], runs=runs)
-    assert [" 0 steps" in text for text in outlook(*with_task(results, task))] == [False] * told
+    said = [
+        "“h3*2” may solve it within twice the steps." in t
+        for t in outlook(*with_task(results, task))
+    ]
+    assert said == [True] * told
 
 
 @pytest.mark.parametrize(("slope", "told"), [(0.1, True), (0.02, False)])
-def test_a_loss_that_falls_by_a_hundredth_asks_for_as_many_steps_again(make, slope, told):
+def test_a_loss_that_falls_by_a_hundredth_asks_for_more_steps(make, slope, told):
     """The loss is about 2, and falls by ``slope`` per factor e of the steps."""
     task = make.text_task()
     curve = [CURVE | {"step": n, "metric": 2 - slope * math.log(n / 1000)} for n in STEPS]
     runs = runs_at(make, task, {"h3*2": [2.0, 2.0]})
     runs = [run | {"curve": curve, "steps": 1000} for run in runs]
     said = outlook(*with_task(make.results(tasks=[task], models=["h3*2"], runs=runs), task))
-    assert ["“h3*2” (about 1,000 steps more)" in text for text in said] == [True] * told
+    assert [text.endswith("when training ended: “h3*2”.") for text in said] == [True] * told

@@ -349,9 +349,9 @@ def outlook(results: Results, task: TaskRecord) -> list[str]:
     open_ = {
         m: own for m, own in runs.items() if task.solved_at is None or not solved_runs(own, task)
     }
-    rising = {m: steps for m, own in open_.items() if (steps := _steps_asked(own, task))}
+    rising = {m: more for m, own in open_.items() if (more := _steps_asked(own, task))}
     if rising:
-        told = listing([f"“{model}” {_steps(*asked)}" for model, asked in rising.items()])
+        told = _rising(rising, task)
         order = ", so more steps may change the order" if len(results.models) > 1 else ""
         said.append(f"still improving when training ended{order}: {told}.")
     elif said:
@@ -373,15 +373,21 @@ def _unbeaten(results: Results, task: TaskRecord) -> list[str]:
     return [f"{none} better than {listing(found)}."] if found else []
 
 
-def _steps(trained: float, asked: float) -> str:
-    """Further steps to advise, in words."""
-    if asked > 10 * trained:
-        return "(more than 10 times the steps)"
-    return f"(about {float(f'{asked:.1g}'):,.0f} steps more)"
+def _rising(asked: Mapping[str, float], task: TaskRecord) -> str:
+    """The models whose curves rise, and whether a goal is as near as the part that was fitted.
+
+    The fit is made over a doubling of the steps, so it says little of what is further.
+    """
+    near = listing([f"“{model}”" for model, steps in asked.items() if steps <= 1])
+    far = listing([f"“{model}”" for model, steps in asked.items() if steps > 1])
+    if task.solved_at is None:
+        return far
+    said = [f"{near} may solve it within twice the steps"] if near else []
+    return "; ".join([*said, f"{far} may need more than twice the steps"] if far else said)
 
 
-def _steps_asked(runs: Sequence[RunRecord], task: TaskRecord) -> tuple[float, float] | None:
-    """Median steps done, and median further steps; ``None`` if most curves do not rise.
+def _steps_asked(runs: Sequence[RunRecord], task: TaskRecord) -> float | None:
+    """Median of :func:`_asked`; ``None`` if most curves do not rise.
 
     Seeds that solved the task, or diverged in the end, are left out.
     """
@@ -389,7 +395,7 @@ def _steps_asked(runs: Sequence[RunRecord], task: TaskRecord) -> tuple[float, fl
     asked = [found for run in short if (found := _asked(run, task)) is not None]
     if 2 * len(asked) <= len(short):
         return None
-    return statistics.median(run.steps for run in short), statistics.median_low(asked)
+    return statistics.median_low(asked)
 
 
 def _missing(run: RunRecord, task: TaskRecord) -> float:
@@ -408,7 +414,7 @@ def _late(run: RunRecord) -> list[tuple[float, float]]:
 
 
 def _asked(run: RunRecord, task: TaskRecord) -> float | None:
-    """Further steps until the fitted curve reaches the goal; without a goal, the steps done.
+    """Further steps until the fitted curve reaches the goal, relative to the steps done.
 
     ``None`` if the curve does not rise, or has too few points.
     """
@@ -423,6 +429,4 @@ def _asked(run: RunRecord, task: TaskRecord) -> float | None:
     enough = CLOSE if task.problems else CLOSE * abs(y[-1])
     if slope <= 2 * error or slope * math.log(2) <= enough:
         return None
-    if task.solved_at is None:
-        return float(run.steps)
-    return run.steps * math.expm1(min(50.0, _missing(run, task) / slope))
+    return math.expm1(min(50.0, _missing(run, task) / slope))
