@@ -256,11 +256,38 @@ def test_what_is_missing_comes_last_both_ways(browser, make, tmp_path, clicks):
     assert column(browser, 2)[0] != "\N{EN DASH}"
 
 
-def test_models_sort_by_name(browser, page):
-    show(browser, page)
+def test_models_sort_by_name_and_not_by_their_marks(browser, make, tmp_path):
+    models = ["lstm*2", "H3*2", "attention*10", "attention*2", "s4d"]
+    results = make.results(models=models, runs=[], speed=[make.speed(model) for model in models])
+    (tmp_path / "report.html").write_text(page_of(typed(results)))
+    show(browser, tmp_path / "report.html")
     browser.click(f"{HEADING.format(0)}.firstChild")
-    names = column(browser, 0)
-    assert names == sorted(names)
+    names = [name[1:] for name in column(browser, 0)]
+    assert names == ["attention*2", "attention*10", "H3*2", "lstm*2", "s4d"]
+
+
+def test_a_column_of_words_sorts_by_them(browser, page):
+    show(browser, page)
+    heading = "document.querySelector('#details thead th[data-column=\"1\"]')"
+    tasks = "[...document.querySelector('#details tbody').rows].map(r => r.cells[1].textContent)"
+    given = browser.ask(tasks)
+    assert given != sorted(given)
+    for wanted in (sorted(given), sorted(given, reverse=True), given):
+        browser.click(f"{heading}.firstChild")
+        assert browser.ask(tasks) == wanted
+
+
+def test_what_has_no_bound_is_the_largest(browser, make, tmp_path):
+    entries = [
+        make.speed(m, longest_copy=n) for m, n in zip(make.models, [None, 7, 9], strict=True)
+    ]
+    (tmp_path / "report.html").write_text(page_of(typed(make.results(speed=entries))))
+    show(browser, tmp_path / "report.html")
+    last = browser.ask("document.querySelectorAll('#results thead th[data-column]').length") - 1
+    heading = f"document.querySelector('#results thead th[data-column=\"{last}\"]').firstChild"
+    for wanted in (["7", "9", "any"], ["any", "9", "7"]):
+        browser.click(heading)
+        assert column(browser, last) == wanted
 
 
 def test_without_scripts_the_page_has_its_pictures_and_words(browser, page):

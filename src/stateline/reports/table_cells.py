@@ -55,7 +55,7 @@ class Cell(NamedTuple):
 MISSING = Cell(DASH)
 NOT_SOLVED = Cell("not solved")
 DIVERGED = Cell("diverged")
-ANY = Cell("any")
+ANY = Cell("any", value=math.inf)
 
 
 def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:

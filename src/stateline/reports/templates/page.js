@@ -19,14 +19,17 @@ for (const table of document.querySelectorAll("table")) {
 }
 for (const note of document.querySelectorAll(".scripted")) note.classList.remove("scripted");
 
+// By the values of a column, with missing ones last; a column without values is sorted as text.
 function sorted(rows, column, order) {
   const sign = order === "ascending" ? 1 : -1;
-  const value = (row) => row.cells[column].dataset.value;
-  const present = rows.filter((row) => column === 0 || value(row) !== undefined);
+  const cell = (row) => row.cells[column];
+  const text = (row) => column ? cell(row).textContent : row.dataset.model;
+  const numbered = rows.filter((row) => cell(row).dataset.value !== undefined);
+  const present = numbered.length ? numbered : [...rows];
   const missing = rows.filter((row) => !present.includes(row));
-  const compare = column === 0
-    ? (a, b) => a.cells[0].textContent.localeCompare(b.cells[0].textContent, "en", { numeric: true })
-    : (a, b) => value(a) - value(b);
+  const compare = numbered.length
+    ? (a, b) => cell(a).dataset.value - cell(b).dataset.value
+    : (a, b) => text(a).localeCompare(text(b), "en", { numeric: true });
   return [...present.sort((a, b) => sign * compare(a, b)), ...missing];
 }
 
