@@ -70,6 +70,12 @@ def test_results_that_do_not_tell_the_letters_have_no_column_of_them(make):
     assert "letters in the state" not in [c.heading for c in main_table(make.results()).columns]
 
 
+def test_letters_of_models_that_solved_no_task_have_no_column(make):
+    results = copying(make, 0.5)
+    results["speed"] = [make.speed(MODEL, longest_copy=7)]
+    assert "letters in the state" not in [c.heading for c in main_table(results).columns]
+
+
 def test_the_bits_that_are_needed_stand_with_the_task(make):
     results = copying(make, 1.0, 1.0, 1.0)
     for run, needed in zip(results["runs"], [2, 3, None], strict=True):

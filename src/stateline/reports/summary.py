@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from msgspec import UNSET
-
 from stateline.reports.costs import STATE, common_lengths, cost_lengths, costs, speed
 from stateline.reports.format import words
 from stateline.reports.records import runs_of, score, task_label
@@ -85,14 +83,13 @@ def main_table(results: Results) -> Table:
         if task.solved_at is not None:
             columns.append(_steps_column(results, task))
         needed = Column("bits needed", capacity_cells(results, task), task_label(results, task))
-        columns += [needed] if any(cell != MISSING for cell in needed.cells) else []
+        columns += _filled(needed)
     for cost, ends in ((speed("train"), [-1]), (speed("decode"), [-1]), (STATE, [0, -1])):
         lengths = common_lengths(results, cost)
         for length in dict.fromkeys(lengths[end] for end in ends if lengths):
             heading = f"{cost.short} at\N{NO-BREAK SPACE}{length}"
             columns.append(Column(heading, cost_cells(results, cost, length), "Cost"))
-    if any(entry.longest_copy is not UNSET for entry in results.speed):
-        columns.append(Column("letters in the state", longest_copy_cells(results), "Bound"))
+    columns += _filled(Column("letters in the state", longest_copy_cells(results), "Bound"))
     return Table(results.models, columns)
 
 
@@ -191,6 +188,11 @@ def _number(value: object, form: str) -> Cell:
     if not isinstance(value, int | float) or math.isnan(value):
         return MISSING
     return Cell(format(value, form), value=value)
+
+
+def _filled(column: Column) -> list[Column]:
+    """The column, unless all of its cells are empty."""
+    return [column] if any(cell != MISSING for cell in column.cells) else []
 
 
 def _score_column(results: Results, task: TaskRecord, length: int) -> Column:
