@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from stateline.charts.style import VARIABLES, styled
-from stateline.reports.format import MEDIAN
 from stateline.reports.html import legend
 from stateline.reports.records import drawn_models
-from stateline.reports.trade_offs import FRONT
+from stateline.reports.series import MEDIAN
+from stateline.reports.trade_offs import BARS, FRONT
 from stateline.runs.folder import read_results
 from tests.reports.typed import page_of
 
@@ -140,10 +140,20 @@ def test_every_chart_says_what_it_shows(page):
     ]
 
 
-def test_what_all_charts_of_a_section_have_in_common_is_said_once(page):
-    visible = re.sub('aria-label="[^"]*"', "", without_bundle(page))
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_what_all_charts_of_a_section_have_in_common_is_said_once(make, seeds):
+    """Medians and spreads over seeds are told only where there are several seeds."""
+    results = make.results()
+    results["runs"] = [run | {"seed": n} for run in results["runs"] for n in range(seeds)]
+    for run in results["runs"]:
+        run["by_length"] = {
+            length: {name: value - run["seed"] / 100 for name, value in scores.items()}
+            for length, scores in run["by_length"].items()
+        }
+    visible = re.sub('aria-label="[^"]*"', "", page_of(results))
     assert visible.count(FRONT) == 1
-    assert visible.count(MEDIAN) == 2  # two tasks
+    assert visible.count(BARS) == seeds - 1
+    assert visible.count(MEDIAN) == 2 * (seeds - 1)  # two tasks
 
 
 def test_every_table_and_the_page_have_names_of_their_own(page):

@@ -12,7 +12,7 @@ from stateline.models.pattern import Item, parse_pattern
 from stateline.reports import series
 from stateline.reports.axes import cost_axis, score_axis
 from stateline.reports.costs import Cost, Measured, cost_lengths, costs, disturbance
-from stateline.reports.format import MEDIAN, words
+from stateline.reports.format import words
 from stateline.reports.records import drawn_models, runs_of, score, task_label
 from stateline.reports.scaling import scaling_charts
 from stateline.reports.trade_offs import trade_off_charts
@@ -103,7 +103,7 @@ def keyword_charts(results: Results) -> list[Chart]:
             line_chart(
                 f"{slug(name)}-by-{slug(keyword)}".lower(),
                 f"{words(some.metric).capitalize()} by {keyword}: {name}",
-                [MEDIAN, "Each task at its training length, solved or not."],
+                [*series.over_seeds(lines), "Each task at its training length, solved or not."],
                 lines,
                 (
                     Axis(keyword, ticks={value: f"{value:g}" for value in sorted(tasks)}),
@@ -144,7 +144,7 @@ def _chart(
         y = y._replace(scale=_scale([v for line in lines for p in line.points for v in p.values]))
     name = f"{task_name(results, task)}-{name}"
     title = f"{task_label(results, task)}: {what}"
-    return line_chart(name, title, [MEDIAN, *notes], lines, (x, y), levels)
+    return line_chart(name, title, [*series.over_seeds(lines), *notes], lines, (x, y), levels)
 
 
 def _scale(values: Sequence[float]) -> Literal["linear", "log10"]:

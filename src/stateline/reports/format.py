@@ -6,12 +6,6 @@ from collections.abc import Mapping
 DASH = "\N{EN DASH}"
 """A dash, which joins the ends of a range and stands for a missing number."""
 
-MEDIAN = (
-    "Median over seeds, with a band from lowest to highest; during training, a seed that has "
-    "stopped keeps its last value."
-)
-"""The note below charts of scores: what their lines and bands are."""
-
 
 def short_number(value: int | float) -> str:
     """A count to three digits.

@@ -11,8 +11,9 @@ from stateline.charts.chart import Axis, Chart, by_model, opacity, own_rows
 from stateline.charts.lines import Line, Point, line_chart
 from stateline.charts.style import Model
 from stateline.reports.axes import score_axis
-from stateline.reports.format import MEDIAN, words
+from stateline.reports.format import words
 from stateline.reports.records import drawn_models, families, middle, runs_of, score, task_label
+from stateline.reports.series import over_seeds
 from stateline.runs.results import Results, TaskRecord
 
 FIT_SIZES = 4
@@ -85,7 +86,7 @@ def scaling_charts(results: Results, task: TaskRecord, name: str) -> list[Chart]
         score_axis(task, f"{metric} at length {task.train_length}"),
     )
     fits = [fit for line in lines if (fit := _fit(line, task))]
-    notes = [MEDIAN, *("Dashed: fits." for _ in fits[:1]), *map(_sentence, fits)]
+    notes = [*over_seeds(lines), *("Dashed: fits." for _ in fits[:1]), *map(_sentence, fits)]
     title = f"{task_label(results, task)}: {metric} by size"
     chart = line_chart(f"{name}-by-size", title, notes, lines, axes)
     return [chart._replace(layers=[*chart.layers, *_dashed(chart.models, fits, axes)])]

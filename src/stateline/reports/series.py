@@ -5,12 +5,23 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from stateline.charts.lines import Point
+from stateline.charts.lines import Line, Point
 from stateline.reports.records import measured, runs_of, scores_of
 from stateline.runs.results import Results, TaskRecord
 
 STEPS = 60
 """Most points of a learning curve."""
+
+MEDIAN = (
+    "Median over seeds, with a band from lowest to highest; during training, a seed that has "
+    "stopped keeps its last value."
+)
+"""The note below charts of scores of several seeds: what their lines and bands are."""
+
+
+def over_seeds(lines: Sequence[Line]) -> list[str]:
+    """The note on medians and bands, if any point of the lines has several seeds."""
+    return [MEDIAN] if any(len(point.values) > 1 for own in lines for point in own.points) else []
 
 
 def by_length(results: Results, model: str, task: TaskRecord) -> list[Point]:

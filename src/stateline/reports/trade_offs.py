@@ -14,9 +14,12 @@ COSTS = (STATE, FLOPS, speed("decode"))
 
 FRONT = (
     "Dashed: the Pareto front of the medians; no other model is better in one and at least as good "
-    "in the other. Bars: lowest to highest seed, and the spread of a speed over its rounds."
+    "in the other."
 )
 """The note below every chart."""
+
+BARS = "Bars: lowest to highest seed, and the spread of a speed over its rounds."
+"""The note below charts that have bars."""
 
 
 def trade_off_charts(results: Results, task: TaskRecord, name: str) -> list[Chart]:
@@ -44,7 +47,8 @@ def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart |
     best = front(spots, less_cost=not cost.higher_is_better, more_score=task.higher_is_better)
     metric = words(task.metric)
     named = listing([f"“{spot.model.name}”" for spot in best])
-    notes = [FRONT, f"The front: {named}."]
+    bars = any(spot.low < spot.high or spot.costs[1] < spot.costs[2] for spot in spots)
+    notes = [FRONT, *([BARS] if bars else []), f"The front: {named}."]
     if cost.higher_is_better and (disturbed := disturbance(results)):
         notes.append(disturbed)
     left_out = [m for m in results.models if m not in {spot.model.name for spot in spots}]
