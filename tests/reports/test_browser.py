@@ -204,6 +204,11 @@ def test_a_name_without_a_space_stays_within_the_screen(browser, make, tmp_path,
     path.write_text(page_of(typed(make.results(models=models, runs=runs, speed=speed))))
     show(browser, path, width)
     assert browser.ask("document.documentElement.scrollWidth") <= width
+    over = """[...document.querySelectorAll("th.model code")].filter(code =>
+        code.getBoundingClientRect().right > code.closest("th").getBoundingClientRect().right)"""
+    assert browser.ask(f"{over}.length") == 0
+    score = "document.querySelectorAll('#results thead th[data-column]')[2]"
+    assert browser.ask(f"{score}.getBoundingClientRect().right") <= width  # beside the name
 
 
 HEADING = "document.querySelectorAll('thead th[data-column]')[{}]"
