@@ -15,7 +15,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters
 from stateline.runs.folder import slug
-from stateline.runs.job import Job, check_job, digest
+from stateline.runs.job import Job, check_job, digest, training_costs
 from stateline.runs.score import (
     EVAL_BATCHES,
     needed_bits,
@@ -27,6 +27,7 @@ from stateline.runs.train import run_job
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
 from stateline.train.metrics import Metrics
+from stateline.train.optimizer import OPTIMIZERS, make_optimizer
 
 MODEL = ModelConfig("h3", 30, layers={"h3": {"d_state": 4}})
 
@@ -74,6 +75,17 @@ def test_learned_positions_that_are_too_few_are_named_before_training() -> None:
     job = Job("copying", 1, ModelConfig("attention", 30, max_len=20), TrainConfig())
     with pytest.raises(InputError, match=r"but max_len is 20: set max_len to at least \d+"):
         check_job(job, make_task("copying"))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_memory_of_an_optimizer_is_that_of_its_moments(kind: str) -> None:
+    training, model = TrainConfig(optimizer=kind), LanguageModel(MODEL)
+    optimizer = make_optimizer(model, training)
+    model(torch.tensor([[1, 2, 3]])).square().sum().backward()
+    optimizer.step()
+    kept = [moment.nbytes for state in optimizer.state.values() for moment in state.values()]
+    told = training_costs(Job("copying", 1, MODEL, training), make_task("copying")).memory
+    assert told["optimizer"] == sum(kept)
 
 
 @pytest.mark.slow

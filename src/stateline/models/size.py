@@ -43,7 +43,9 @@ def training_bytes(
     recompute: bool = False,
     loss_chunk: int | None = None,
 ) -> dict[str, int]:
-    """Estimate the memory of a training step in float32 with AdamW, by what it is needed for.
+    """Estimate the memory of a training step in float32, by what it is needed for.
+
+    Moments of the optimizer are not included.
 
     The backward pass of the cross entropy needs three tensors of the logits' shape, in float32 also
     under autocast: the logarithms of the probabilities, and the gradients of these and of the
@@ -66,7 +68,6 @@ def training_bytes(
     return {
         "weights": weights,
         "gradients": weights,
-        "optimizer": 2 * weights,
         "activations": inputs + max(kept) if recompute else sum(kept),
         "logits": 3 * logits,
     }

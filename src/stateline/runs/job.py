@@ -14,6 +14,7 @@ from stateline.runs.initial import check_tokenizer
 from stateline.tasks import Task
 from stateline.train.config import TrainConfig
 from stateline.train.fit import check_fit
+from stateline.train.optimizer import moment_bytes
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,6 @@ def training_costs(job: Job, task: Task) -> TrainingCosts:
         rows=rows,
         length=length,
         flops_per_update=passes * model.flops_per_token(length) * rows * length,
-        memory=memory,
+        memory=memory | {"optimizer": moment_bytes(model, training)},
         state_bytes=model.state_bytes(length) if model.causal else 0,
     )

@@ -257,6 +257,17 @@ def moments_like(
     }
 
 
+def moment_bytes(model: nn.Module, config: TrainConfig) -> int:
+    """Bytes of the optimizer's moments."""
+    like = OPTIMIZERS[config.optimizer].moments
+    return sum(
+        moment.nbytes
+        for group in parameter_groups(model, config)
+        for parameter in group["params"]
+        for moment in like(group["name"], parameter).values()
+    )
+
+
 def set_moments(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, moments: Moments
 ) -> None:
