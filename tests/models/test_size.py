@@ -7,9 +7,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from stateline.errors import InputError
+from stateline.layers import SequenceLayer
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.models.size import count_parameters, match_width, meta_model
+from stateline.models.size import count_parameters, match_width, meta_model, training_bytes
 from stateline.ops import use_backend
 
 
@@ -124,3 +125,42 @@ def test_the_state_of_attention_grows_with_the_length_and_that_of_h3_does_not() 
     attention, h3 = (meta_model(ModelConfig(p, 10, 16)).state_bytes for p in ("attention", "h3"))
     assert attention(1000) - attention(0) == 1000 * per_token
     assert h3(1000) == h3(0) > 0
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "attention(position=rope) h3 s4d lstm",
+        "attention(dropout=0.1) mamba mamba2 rwkv7",
+        "cached_staircase(attention, chunk_len=32) ladder(s5) moe slstm",
+    ],
+)
+def test_activations_are_foretold(pattern: str, precision: str) -> None:
+    config, kept = ModelConfig(pattern, 50, 32), dict[int, int]()
+    model = LanguageModel(config)
+    own, alive = {p.data_ptr() for p in model.parameters()}, []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            alive.append(storage)
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    x = torch.randn(4, 128, 32, requires_grad=True)
+    lower = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
+    with lower, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.stack(x)
+    told = training_bytes(meta_model(config), 4, 128, precision=precision)  # type: ignore[arg-type]
+    assert told["activations"] == pytest.approx(sum(kept.values()), rel=0.1)
+
+
+def test_a_layer_that_needs_values_is_named_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = meta_model(ModelConfig("attention", 10, 8))
+    monkeypatch.setattr(SequenceLayer, "forward", lambda _, x: x * x.sum().item())
+    with pytest.raises(InputError, match=r"needs values of its tensors, as \.item\(\)"):
+        training_bytes(model, 2, 4)

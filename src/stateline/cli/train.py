@@ -156,7 +156,7 @@ def _costs(job: "Job", costs: "TrainingCosts") -> str:
         f"  parameters      {costs.parameters:,}",
         f"  an update       {costs.rows} x {costs.length} tokens",
         f"  operations      {of_update}",
-        f"  memory          {total}, estimated in float32 for one process",
+        f"  memory          {total}, estimated for one process in {job.training.precision}",
         *parts,
         f"  state of a row  {short_bytes(costs.state_bytes)} after {costs.length} tokens",
     ]

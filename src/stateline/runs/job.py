@@ -122,7 +122,7 @@ class TrainingCosts:
         rows: Sequences in an update, over all accumulated batches.
         length: Tokens in a sequence.
         flops_per_update: Forward and backward FLOPs of an update.
-        memory: Estimated bytes by purpose, in float32 for one process.
+        memory: Estimated bytes by purpose, for one process.
         state_bytes: State of one sequence at its end; 0 if the model is not causal.
     """
 
@@ -147,6 +147,7 @@ def training_costs(job: Job, task: Task) -> TrainingCosts:
         segment,
         recompute=training.checkpoint_activations,
         loss_chunk=training.loss_chunk,
+        precision=training.precision,
     )
     return TrainingCosts(
         parameters=sum(p.numel() for p in model.parameters()),

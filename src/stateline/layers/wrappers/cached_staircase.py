@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -188,7 +189,7 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
         last ``behind`` tokens are live; cached tokens come before them.
         """
         chunks = cut(x, self.chunk_len, phase)
-        starts = torch.tensor([0, *(c.shape[1] for c in chunks)]).cumsum(0).tolist()
+        starts = [0, *accumulate(c.shape[1] for c in chunks)]
         done = state.cache
         after: deque[Contexts] = deque(maxlen=self._runs)
 
