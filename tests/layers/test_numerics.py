@@ -177,6 +177,15 @@ def test_the_kernel_of_s4_costs_the_products_that_pytorch_counts(
     assert layer.flops_per_token(length) == pytest.approx(counted + transform)
 
 
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_the_kernel_of_dss_softmax_costs_the_products_that_pytorch_counts(n_outputs: int) -> None:
+    layer = DSS(4, kernel="softmax", d_state=6, filter_len=64, n_outputs=n_outputs).ssm
+    with use_backend("torch"):
+        counted = sum(matrix_products(layer, 16).values()) / 16
+    transform = 4 * n_outputs * convolution_flops(16)
+    assert layer.flops_per_token(16) == pytest.approx(counted + transform)
+
+
 @pytest.mark.parametrize("length", [1, 16, 17, 128, 5000])
 def test_the_scan_of_s5_costs_the_products_that_pytorch_counts(length: int) -> None:
     layer = S5SSM(4, d_state=6, n_outputs=3)

@@ -77,6 +77,11 @@ class DSSRecurrence(DSSModes[DiagonalSSMState], DiagonalRecurrence):
 class DSSFilter(DSSModes[FiniteFilterState], FiniteFilter):
     """The kernel ``softmax``, computed as a filter of ``filter_len`` taps."""
 
+    def flops_per_token(self, length: int) -> float:
+        """The convolution, and the kernels of falling and rising modes, shared by all tokens."""
+        kernels = 2 * 4.0 * self.c.shape[0] * self.c.shape[1] * self.filter_len
+        return super().flops_per_token(length) + kernels / length
+
     @derived
     def taps(self) -> Float[Tensor, "output filter_len"]:
         """The weighted sum of each mode's softmax over time."""
