@@ -135,8 +135,37 @@ def test_every_suite_prints_and_writes_figures(
     assert found.bytes_per_second > 0
     assert all(figure.seconds > 0 for figure in found.figures)
     printed = capsys.readouterr().out
+    assert ("ns/position/channel" in printed) is (arguments[0] in ("ops", "layers"))
+    for figure in found.figures:
+        width = 8 if figure.work.startswith("forward") else 1
+        assert (
+            figure.positions
+            == figure.batch * (1 if figure.work == "decode" else figure.length) * width
+        )
     assert all(f"{figure.case}, {figure.work}" in printed for figure in found.figures)
     assert all(figure.candidate in printed for figure in found.figures)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateline.bench.run.measure", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "file").touch()
+    assert main(["bench", "ops", "--out", str(tmp_path / "file")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.cpu
+def test_the_peak_of_half_precision_is_that_of_float32_where_this_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = {"copy": 1.0, "torch.float16": 8.0, "torch.float32": 2.0}
+    monkeypatch.setattr(
+        peaks, "interleave", lambda calls, **_: {n: Timing(0.0, (seconds[n],)) for n in calls}
+    )
+    monkeypatch.setattr(peaks, "MATRIX", {"cpu": 16})
+    found = peaks.measure_peaks(torch.device("cpu"), torch.float16)
+    assert found.flops_per_second == 2 * 16**3 / 2.0
 
 
 @pytest.mark.usefixtures("brief_peaks")

@@ -41,7 +41,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nanoseconds(self) -> float:
-        """Nanoseconds per position."""
+        """Nanoseconds per position; for ops and layers, per position and channel."""
         return 1e9 * self.seconds / self.positions
 
 

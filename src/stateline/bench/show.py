@@ -49,7 +49,8 @@ def _table(case: str, work: str, figures: Sequence[Figure], judge: bool) -> Tabl
     table = Table(title=f"{case}, {work}", title_justify="left", box=None, header_style="bold")
     table.add_column("batch x length", justify="right")
     table.add_column("by", no_wrap=True)
-    for heading in ("median", "quartiles", "ns/position", "speed-up", "first call"):
+    time = f"ns/{'/'.join(_units(work))}"
+    for heading in ("median", "quartiles", time, "speed-up", "first call"):
         table.add_column(heading, justify="right")
     for heading in ("memory", "of peak", "error"):
         table.add_column(heading, justify="right")
@@ -70,6 +71,11 @@ def _table(case: str, work: str, figures: Sequence[Figure], judge: bool) -> Tabl
                 "" if figure.error is None else f"{figure.error:.1e}",
             )
     return table
+
+
+def _units(work: str) -> list[str]:
+    """What the time is divided by: for ops and layers, the positions times channels."""
+    return ["position", "channel"] if work.startswith("forward") else ["position"]
 
 
 def _time(seconds: float) -> str:
@@ -108,7 +114,7 @@ def read_benchmark(path: Path) -> Benchmark:
 
 
 def _chart(case: str, figures: Sequence[Figure], name: str) -> Chart:
-    """Nanoseconds per position by length, a line for each candidate, work and batch."""
+    """Nanoseconds by length, a line for each candidate, work and batch."""
     mixed = len({(f.batch, f.length) for f in figures}) > len({f.length for f in figures})
     places: dict[str, list[Point]] = {}
     for figure in figures:
@@ -124,7 +130,7 @@ def _chart(case: str, figures: Sequence[Figure], name: str) -> Chart:
         [Line(m, places[m.name]) for m in styled(list(places), families)],
         (
             Axis("length", "log2", ticks=length_ticks([figure.length for figure in figures])),
-            Axis("ns per position", "log10"),
+            Axis(f"ns per {' and '.join(_units(figures[0].work))}", "log10"),
         ),
         spread=("first quartile", "third quartile"),
     )

@@ -15,6 +15,7 @@ from stateline.cli.console import wide_console
 from stateline.cli.options import StateDType, add_device
 from stateline.cli.parser import Parser
 from stateline.errors import InputError
+from stateline.files import check_writable
 from stateline.plugins import command_line
 from stateline.settings import at_least
 
@@ -100,6 +101,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     """Measure, print the table, write the results; 1 if the machine was too busy to judge."""
     given = parser.parse_args(arguments)
     _check(given, parser)
+    if given.out is not None:
+        check_writable(Path(given.out) / f"{given.suite}.json")
 
     from stateline.bench.run import measure
     from stateline.bench.show import print_benchmark, write_benchmark
