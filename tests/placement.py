@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
@@ -47,6 +48,8 @@ def placed(device: torch.device) -> Iterator[None]:
 
     def move(_: nn.Module, __: str, tensor: Tensor | None) -> Tensor | None:
         if tensor is None or tensor.is_meta or tensor.device.type == device.type:
+            return tensor
+        if isinstance(tensor, FakeTensor):  # it has no numbers
             return tensor
         moved = tensor.detach().to(device)
         learned = isinstance(tensor, nn.Parameter)
