@@ -276,3 +276,8 @@ def test_products_are_computed_in_the_precision_that_is_asked_for() -> None:
     assert seen == {torch.float32}
     Subject(made, "bfloat16").call(Cell("train", 16, 1))()
     assert torch.bfloat16 in seen
+
+
+def test_training_in_half_precision_needs_less_memory() -> None:
+    single, half = (Subject(model("h3"), of).bytes(CELLS[2]) for of in ("float32", "bfloat16"))
+    assert half < single

@@ -94,7 +94,8 @@ class Subject:
         state = self.counted.state_bytes(cell.length) * cell.batch if causal else 0.0
         if cell.phase == "decode":  # a graph has a state, and is compared with a copy
             return (4.0 if next(self.model.parameters()).is_cuda else 2.0) * state
-        sample = training_bytes(self.counted, 1, min(_SAMPLE, cell.length))
+        precision = self.precision if cell.phase == "train" else "float32"
+        sample = training_bytes(self.counted, 1, min(_SAMPLE, cell.length), precision=precision)
         per_token = sample["activations"] / min(_SAMPLE, cell.length)
         if cell.phase == "train":
             per_token += sample["logits"] / min(_SAMPLE, cell.length)
