@@ -108,6 +108,10 @@ SAID: dict[type[Twin], str] = {
     planted.GradientIsNotANumber: "the gradient that forward_chunk gives core.weight is not a num",
     planted.InitialStateCut: "init_state or forward_chunk passes no gradient to core.start",
     planted.InitialStateCutEverywhere: "no method passes a gradient to core.start",
+    planted.BackwardWrong: "in all methods alike, a gradient is not the derivative of the output: "
+    "core.start, core.weight, the input",
+    planted.OneUseDetached: "in all methods alike, a gradient is not the derivative of the output: "
+    "core.weight",
     planted.AccumulatorInHalfPrecision: "in bfloat16, init_state keeps h in half precision",
     planted.AccumulatorCastByAChunk: "in bfloat16, forward_chunk changes a dtype in the state",
     planted.AccumulatorInDoublePrecision: "in bfloat16, forward_chunk changes a dtype in the state",

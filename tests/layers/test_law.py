@@ -326,6 +326,46 @@ class InitialStateCutEverywhere(Twin):
         return super()._forward_chunk(x, self.init_state(len(x)))[0]
 
 
+class Doubled(torch.autograd.Function):
+    """Twice its input, with another gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:  # noqa: ARG004
+        return 2 * y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+        return 3 * grad
+
+
+class BackwardWrong(Twin):
+    """All methods have the same wrong gradient."""
+
+    clause = "gradients are derivatives"
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = self.core.forward_chunk(x, state)
+        return Doubled.apply(y), after
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return self.forward_chunk(x, self.init_state(len(x)))[0]
+
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = self.forward_chunk(x[:, None], state)
+        return y[:, 0], state
+
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        return SequenceLayer._step_(self, x, state)
+
+
+class OneUseDetached(BackwardWrong):
+    """A weight that is used twice has the gradient of one use."""
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = self.core.forward_chunk(x, state)
+        return y + x * self.core.weight.detach(), after
+
+
 class AccumulatorInHalfPrecision(Twin):
     clause = "bfloat16 runs, accumulators float32"
 
@@ -719,6 +759,24 @@ def test_rounded_weights_are_not_held_against_a_computation() -> None:
     """In bfloat16, 1 + 1/200 is 1 + 1/128: the difference grows by half, the same for both runs."""
     finding = next(f for f in check_layer(Sensitive()).findings if f.clause.startswith("bfloat16"))
     assert finding.ok, finding
+
+
+class Estimated(BackwardWrong):
+    """An estimate of a gradient, by design."""
+
+    chooses = True
+
+
+class NormInFloat32(BackwardWrong):
+    """Roundings to float32, which all methods share, are larger than the steps of differences."""
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.core.forward_chunk(x.float().tanh().to(x.dtype), state)
+
+
+@pytest.mark.parametrize("layer", [Estimated, NormInFloat32])
+def test_gradients_that_differences_cannot_judge_are_not_refused(layer: type[Twin]) -> None:
+    assert check_layer(layer(), length=0).ok
 
 
 def test_a_leak_is_located() -> None:

@@ -92,6 +92,9 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         packs: Whether ``_forward`` and ``_forward_chunk`` take ``starts`` themselves: composite
             layers pass it on, and some kernels reset the state at each document. For all other
             layers, documents are cut out: see :mod:`stateline.layers.documents`.
+        chooses: Whether the layer chooses discretely, as a router does: a rounding may change its
+            output, and its gradient may be an estimate. The law does not compare this gradient
+            with central differences.
         max_len: Largest number of tokens in a sequence, or ``None`` for no limit. The model around
             the layer enforces it.
         settings: Dataclass of the constructor's keywords, in layers that have one.
@@ -103,6 +106,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     optimizer_groups: ClassVar[Mapping[str, str]] = {}
     any_batch_axes: ClassVar[bool] = False
     packs: ClassVar[bool] = False
+    chooses: ClassVar[bool] = False
     causal: bool = True
     max_len: int | None = None
     settings: Any = None

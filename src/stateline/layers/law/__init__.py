@@ -63,7 +63,8 @@ def check_layer(
       is cut, and in gradients with respect to parameters, input and the incoming state.
     - Outputs have the shape (batch, length, d_output) and the dtype of the input.
     - A long sequence has the outputs, gradients and states of the same in short chunks.
-    - Every parameter that matters gets a gradient.
+    - Every parameter that matters gets a gradient, and gradients are derivatives: in float64, they
+      are compared with central differences, except in layers that choose (``chooses``).
     - No output depends on a later input, also in training mode, and rows do not mix.
     - The given state and input are unchanged, and every initial state is a fresh one.
     - Results depend on the arguments alone: nothing is random, or remembered by the layer.

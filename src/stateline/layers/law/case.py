@@ -120,6 +120,11 @@ def change_by_rounding(
     return max(measure(result(torch.finfo(dtype).eps), exact) for _ in range(3))
 
 
+def chooses(layer: AnyLayer) -> bool:
+    """Whether a layer, or one inside, chooses discretely."""
+    return any(getattr(module, "chooses", False) for module in layer.modules())
+
+
 def relative(a: Tensor, b: Tensor) -> float:
     """Largest difference over the largest entry."""
     a, b = a.detach(), b.detach()

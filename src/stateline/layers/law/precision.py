@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.layers.base import LOW_PRECISION
-from stateline.layers.law.case import Case, change_by_rounding, relative
+from stateline.layers.law.case import Case, change_by_rounding, chooses, relative
 from stateline.layers.law.report import Finding
 from stateline.layers.state import accumulators
 
@@ -49,8 +49,7 @@ def precision(case: Case) -> Iterator[Finding]:
         if low_names := _low_accumulators(found):
             told = f"in bfloat16, {which} keeps {', '.join(low_names)} in half precision"
             faults.append(told)
-    chooses = any(getattr(module, "chooses", False) for module in case.layer.modules())
-    measure = _at_half_of_the_positions if chooses else relative
+    measure = _at_half_of_the_positions if chooses(case.layer) else relative
     error = max(measure(outputs["forward"], exact), measure(y_chunk, exact))
     limit = LOW_PRECISION_LIMIT
     if error > limit:
