@@ -166,7 +166,7 @@ OPTIONS = {
         {"d_state": 6, "d_head": 8, "mimo_rank": 3, "pairs": "halves", "expand": 1.0},
     ],
     "mlstm": [
-        {"n_heads": 2, "expand_k": 1.0, "soft_cap": 1.0, "divisor_eps": 0.1},
+        {"n_heads": 2, "expand_k": 1.0, "soft_cap": 1.0, "divisor_eps": 0.1, "norm_eps": 0.1},
         {"n_heads": 1, "expand_v": 1.5},
     ],
     "moe": [

@@ -103,7 +103,8 @@ class MLSTM(MatrixAttention):
         both = (both + self.gate_bias).to(state.s.dtype)
         write, keep = (self.soft_cap * (both / self.soft_cap).tanh()).chunk(2, dim=-1)
         keep = F.logsigmoid(keep)
-        before, m = self._scales(write.detach(), keep.detach(), state.m, starts)
+        gates = (write, keep) if self.divisor_eps else (write.detach(), keep.detach())
+        before, m = self._scales(*gates, state.m, starts)
         q, k, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, k, v))
         k = k * (write - m).exp()[..., None]
         return (
@@ -119,8 +120,9 @@ class MLSTM(MatrixAttention):
     ) -> tuple[Tensor, Tensor]:
         """Logarithms of the scales before and after each token.
 
-        Outputs do not depend on them, so they are constants for gradients. The maps from one scale
-        to the next, max(keep + m, write), are composed for 1, 2, 4, ... tokens.
+        Without ``divisor_eps``, outputs do not depend on them, so they are constants for gradients.
+        The maps from one scale to the next, max(keep + m, write), are composed for 1, 2, 4, ...
+        tokens.
         """
         if write.ndim == m.ndim:
             return m, torch.maximum(keep + m, write)
