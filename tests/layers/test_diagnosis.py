@@ -112,6 +112,8 @@ SAID: dict[type[Twin], str] = {
     "core.start, core.weight, the input",
     planted.OneUseDetached: "in all methods alike, a gradient is not the derivative of the output: "
     "core.weight",
+    planted.TrainingDiffers: "forward computes another function in training mode, without dropout",
+    planted.ManyRowsWrong: "forward of 67 rows is not that of 2 rows",
     planted.AccumulatorInHalfPrecision: "in bfloat16, init_state keeps h in half precision",
     planted.AccumulatorCastByAChunk: "in bfloat16, forward_chunk changes a dtype in the state",
     planted.AccumulatorInDoublePrecision: "in bfloat16, forward_chunk changes a dtype in the state",

@@ -366,6 +366,23 @@ class OneUseDetached(BackwardWrong):
         return y + x * self.core.weight.detach(), after
 
 
+class TrainingDiffers(Twin):
+    clause = "training = evaluation"
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward(x) * (2 if self.training else 1)
+
+
+class ManyRowsWrong(BackwardWrong):
+    """A kernel with blocks of 64 rows."""
+
+    clause = "many rows = few rows"
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = self.core.forward_chunk(x, state)
+        return torch.cat([y[:64], 1.01 * y[64:]]), after
+
+
 class AccumulatorInHalfPrecision(Twin):
     clause = "bfloat16 runs, accumulators float32"
 

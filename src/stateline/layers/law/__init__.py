@@ -15,10 +15,12 @@ from stateline.layers.law.long import long_sequences_agree
 from stateline.layers.law.outputs import (
     causality,
     donated_steps_agree,
+    many_rows_agree,
     outputs_agree,
     outputs_fit,
     results_repeat,
     rows_do_not_mix,
+    training_agrees,
 )
 from stateline.layers.law.packing import packed_rows_agree
 from stateline.layers.law.precision import LOW_PRECISION_LIMIT, precision
@@ -36,6 +38,8 @@ _CLAUSES = (  # from causes to consequences
     causality,
     outputs_agree,
     donated_steps_agree,
+    many_rows_agree,
+    training_agrees,
     ages_join,
     gradients_agree,
     long_sequences_agree,
@@ -62,6 +66,7 @@ def check_layer(
     - ``forward``, ``forward_chunk``, ``step`` and ``step_`` agree, in outputs wherever the sequence
       is cut, and in gradients with respect to parameters, input and the incoming state.
     - Outputs have the shape (batch, length, d_output) and the dtype of the input.
+    - Many rows have the outputs of few, and training mode changes nothing but by random numbers.
     - A long sequence has the outputs, gradients and states of the same in short chunks.
     - Every parameter that matters gets a gradient, and gradients are derivatives: in float64, they
       are compared with central differences, except in layers that choose (``chooses``).

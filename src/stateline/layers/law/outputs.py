@@ -15,6 +15,9 @@ from stateline.layers.law.case import Case, by_position, differing, fields, fini
 from stateline.layers.law.report import Finding, explained
 from stateline.layers.state import copied, select_rows, shown
 
+MANY_ROWS = 67
+"""More rows than a block of 64, and an odd number of them."""
+
 
 def outputs_agree(case: Case) -> Iterator[Finding]:
     """Outputs agree."""
@@ -201,6 +204,27 @@ def _overlapping(state: Any) -> str:
     )
 
 
+def training_agrees(case: Case) -> Iterator[Finding]:
+    """Training computes the same, apart from random numbers."""
+    errors = {verb: _change_by_training(case, verb) for verb in ("forward", "forward_chunk")}
+    wrong = (verb for verb, error in errors.items() if error > case.limit)
+    told = (f"{verb} computes another function in training mode, without dropout" for verb in wrong)
+    yield explained("training = evaluation", max(errors.values()), case.limit, told)
+
+
+@torch.no_grad()
+def _change_by_training(case: Case, verb: str) -> float:
+    """How training mode changes an output; zero if it draws random numbers, as dropout does."""
+    outputs = []
+    for training in (False, True, True):
+        layer = copy.deepcopy(case.layer).train(training)
+        chunk = verb == "forward_chunk"
+        state = layer.init_state(len(case.x))
+        outputs.append(layer.forward_chunk(case.x, state)[0] if chunk else layer(case.x))
+    evaluated, first, second = outputs
+    return 0.0 if relative(first, second) > case.limit else relative(first, evaluated)
+
+
 def results_repeat(case: Case) -> Iterator[Finding]:
     """Results depend on the arguments alone."""
     with torch.no_grad():
@@ -253,6 +277,25 @@ def rows_do_not_mix(case: Case) -> Iterator[Finding]:
     else:
         note = f"{verbs[0]} mixes rows: the outputs of a row depend on other rows" if verbs else ""
     yield Finding("rows do not mix", max(errors.values()), case.limit, note)
+
+
+def many_rows_agree(case: Case) -> Iterator[Finding]:
+    """Many rows agree with few."""
+    few, many = range(len(case.x)), [row % len(case.x) for row in range(MANY_ROWS)]
+    state = case.warm()
+    with torch.no_grad():
+        calls: dict[str, Callable[[Tensor, Any], Tensor]] = {
+            "forward": lambda x, _: case.layer(x),
+            **{verb: lambda x, own, run=run: run(x, own)[0] for verb, run in case.verbs().items()},
+        }
+        results = {
+            verb: [run(case.x[rows], select_rows(state, rows)) for rows in (few, many)]
+            for verb, run in calls.items()
+        }
+    errors = {verb: relative(y, wanted[many]) for verb, (wanted, y) in results.items()}
+    wrong = (verb for verb, error in errors.items() if error > case.limit)
+    told = (f"{verb} of {MANY_ROWS} rows is not that of {len(case.x)} rows" for verb in wrong)
+    yield explained("many rows = few rows", max(errors.values()), case.limit, told)
 
 
 def causality(case: Case) -> Iterator[Finding]:
