@@ -14,6 +14,7 @@ from stateline.capacity import Measured, measure
 from stateline.cli import main
 from stateline.generate import generate
 from stateline.layers import LAYERS, FeedForward
+from stateline.layers.law import check_layer
 from stateline.models.checkpoint import load_model
 from stateline.models.config import ModelConfig
 from stateline.models.size import count_parameters
@@ -359,6 +360,20 @@ class TestCheck:
         assert "leaky: THE LAW IS BROKEN" in shown
         assert "lstm: the law holds" in shown
         assert "2 checked, broken: leaky" in shown
+
+    def test_lengths_and_seed_of_the_input_can_be_chosen(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        given: dict[str, Any] = {}
+
+        def check(layer: Any, **options: Any) -> Any:
+            given.update(options)
+            return check_layer(layer, **options)
+
+        monkeypatch.setattr("stateline.layers.law.check_layer", check)
+        line = "check feed_forward --d_model 4 --length 20 --chunks 4 2 --seed 3"
+        said(capsys, *shlex.split(line))
+        assert (given["length"], given["chunks"], given["seed"]) == (20, [4, 2], 3)
 
     def test_the_backend_of_every_op_is_told_within_80_columns(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -860,7 +860,12 @@ def test_checking_changes_neither_the_layer_nor_the_random_state() -> None:
         (Twin(), {"chunks": (5,)}, "chunks must be two or more lengths of at least 1"),
         (Twin(), {"chunks": (5, 0)}, "chunks must be two or more lengths of at least 1"),
         (Twin(), {"chunks": 5}, "chunks must be two or more lengths of at least 1"),
-        (Twin(), {"length": "long"}, "length must be at least 0, got length=long"),
+        (Twin(), {"length": -1}, "length must be at least 0, got length=-1"),
+        (Twin(), {"length": "long"}, "length must be a whole number, such as 2, got 'long'"),
+        (Twin(), {"batch_size": 2.5}, "batch_size must be a whole number, such as 2, got 2.5"),
+        (Twin(), {"seed": "x"}, "seed must be a whole number, such as 2, got 'x'"),
+        (Twin(), {"seed": 2**70}, "seed must be a whole number, such as 2, got "),
+        (Twin(), {"dtype": [3]}, "dtype must be torch.float64 or torch.float32"),
         (Twin(), {"dtype": torch.bfloat16}, "dtype must be torch.float64 or torch.float32"),
     ],
 )

@@ -143,13 +143,16 @@ def test_rows_of_another_kind_are_refused(layer: Stack, rows: Any) -> None:
         select_rows(after(layer, 3), rows)
 
 
-@pytest.mark.parametrize("wrong", [None, 3, "x", {"h": torch.zeros(1)}, (torch.zeros(1), 3)])
+@pytest.mark.parametrize(
+    "wrong", [None, 3, "x", {"h": torch.zeros(1)}, [torch.zeros(1)], (torch.zeros(1), 3)]
+)
 @pytest.mark.parametrize(
     "call",
     [
         lambda no: select_rows(no, [0]),
         lambda no: cat_states([no]),
         lambda no: to(no, dtype=torch.float32),
+        lambda no: save_state("never written", no, torch.nn.Linear(1, 1)),
         detach,
         nbytes,
         trim,
@@ -159,6 +162,29 @@ def test_rows_of_another_kind_are_refused(layer: Stack, rows: Any) -> None:
 def test_what_is_no_state_is_refused(call: Callable[[Any], object], wrong: object) -> None:
     with pytest.raises(InputError, match=r"a state is a tensor or a .* of states, got a"):
         call(wrong)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda layer, _: load_state(3, layer), "path must be the name of a file, got 3"),
+        (
+            lambda layer, state: save_state(3, state, layer),
+            "path must be the name of a file, got 3",
+        ),
+        (lambda *_: load_state("x", None), "layer must be a Module, got a NoneType"),
+        (lambda _, state: save_state("x", state, None), "layer must be a Module, got a NoneT"),
+        (lambda _, state: to(state, device="gpu"), "device must be auto, cpu, cuda"),
+        (lambda _, state: to(state, dtype="bfloat16"), "dtype must be of floats"),
+        (lambda _, state: to(state, dtype=torch.int64), "dtype must be of floats"),
+    ],
+)
+@pytest.mark.usefixtures("unannotated")
+def test_arguments_of_another_kind_are_refused(
+    layer: Stack, call: Callable[[Any, Any], object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        call(layer, layer.init_state(1))
 
 
 @pytest.mark.parametrize("given", [None, 3, torch.zeros(1)])
@@ -255,7 +281,7 @@ def test_a_loaded_state_equals_the_saved_one(layer: Stack, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("unannotated")
 def test_what_is_no_state_is_not_saved(layer: Stack, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="must be made of tensors, got NoneType"):
+    with pytest.raises(InputError, match=r"a state is a tensor or a .* of states, got a None"):
         save_state(tmp_path / "state", None, layer)
     assert not list(tmp_path.iterdir())
 

@@ -41,11 +41,15 @@ def add_arguments(parser: Parser) -> None:
     switch("backends", "show the backends of each op, what auto chooses, and why others cannot run")
     option("model", str, None, "for a server: the name of the model")
     add_key(parser, "for a server: its key")
-    about = "seed of the prompts for a server (use a new one for each check), or for --state_dtype"
+    about = "seed of the input, and of the prompts for a server (use a new one for each check)"
     option("seed", int, 0, about)
     about = "show how far a state in this precision drifts, by length"
     option("state_dtype", list[Literal["bfloat16", "float16", "int8"]], None, about)
-    option("length", int, 4096, "for --state_dtype: tokens that are read")
+    about = "tokens that are read: by default 4096 for --state_dtype; for layers 300 in one call, "
+    option("length", int, None, about + "or 0 for no long sequence")
+    option(
+        "chunks", list[int], [5, 1, 3, 4], "for layers: lengths of the chunks of the short sequence"
+    )
     option("json", str, None, "for servers: write the results to this file")
     add_device(parser)
 
@@ -82,7 +86,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
     def checked() -> Iterator[LawReport | ModelReport | ServerReport]:
         for name, layer in layers.items():
-            yield check_layer(layer, dtype=dtype, name=name)
+            keywords = {"chunks": given.chunks, "seed": given.seed, **_length(given)}
+            yield check_layer(layer, dtype=dtype, name=name, **keywords)
         for name in folders:
             model = load_hugging_face(name.removeprefix(HUGGING_FACE), device=device)
             yield check_model(model, dtype=dtype, name=name)
@@ -100,6 +105,11 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     verdict = f"broken: {', '.join(broken)}" if broken else "all hold"
     print(f"\n{len(reports)} checked, {verdict}")
     return 1 if broken else 0
+
+
+def _length(given: Namespace) -> dict[str, int]:
+    """The length, if it is not the default of the function that takes it."""
+    return {} if given.length is None else {"length": given.length}
 
 
 def _all_layers() -> list[str]:
@@ -151,7 +161,7 @@ def _print_drift(given: Namespace, device: "torch.device") -> None:
             model = LanguageModel(config).eval()
         heading = f"{name}: change of the next token's distribution (and of the state)\n"
         heading += f"{'tokens':>10}" + "".join(f"{dtype:>19}" for dtype in dtypes) + "\n"
-        for found in drift(model.to(device), dtypes, length=given.length, seed=given.seed):
+        for found in drift(model.to(device), dtypes, seed=given.seed, **_length(given)):
             cells = (f"{found.answers[own]:9.1e} ({found.state[own]:.1e})" for own in dtypes)
             line = f"{found.length:>10,}" + "".join(f"{cell:>19}" for cell in cells)
             print(heading + line, flush=True)

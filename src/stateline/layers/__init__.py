@@ -7,6 +7,7 @@ with the line. A layer outside the package gets its name by ``register_layer``.
 
 import inspect
 from functools import partial
+from types import EllipsisType
 from typing import Any
 
 from stateline.layers.base import AnyLayer, SequenceLayer, accumulates
@@ -149,7 +150,7 @@ NOT_CAUSAL = ("bidirectional",)
 LAYERS.share_names(WRAPPERS)
 
 
-def register_layer(name: str, cls: type[Any] | None = None) -> Any:
+def register_layer(name: str, cls: type[Any] | EllipsisType = ...) -> Any:
     """Give a layer of your own a name in patterns, also as ``@register_layer("mine")``.
 
     The constructor takes ``d_model``, or ``core`` if the layer is a wrapper around other layers.
@@ -166,7 +167,7 @@ def register_layer(name: str, cls: type[Any] | None = None) -> Any:
         InputError: If the name is malformed or taken by another class, or if the class cannot be
             constructed from the keywords of a pattern.
     """
-    if cls is None:
+    if isinstance(cls, EllipsisType):
         return partial(register_layer, name)
     is_wrapper = isinstance(cls, type) and "core" in inspect.signature(cls.__init__).parameters
     (WRAPPERS if is_wrapper else LAYERS).register(name, cls)

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.files import write_atomically
 from stateline.ops.kernel_op import values_at_hand
+from stateline.settings import check_kind
 
 State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
@@ -43,7 +46,7 @@ def leaves_of(state: State) -> list[Tensor]:
     """
     if isinstance(state, Tensor):
         return [state]
-    if not isinstance(state, tuple | list):
+    if not isinstance(state, tuple):
         raise InputError(
             f"a state is a tensor or a (named) tuple of states, got a {type(state).__name__}: give "
             "one that a layer returned"
@@ -204,8 +207,16 @@ def to(
 
     The dtype applies to keys, values and past inputs. Positions stay integers, and accumulators
     keep their precision.
+
+    Raises:
+        InputError: If it is no state, if there is no such device, or if the dtype is not one of
+            floating-point numbers.
     """
     leaves_of(state)  # refuses what is no state
+    if isinstance(device, str):
+        device = resolve_device(device)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise InputError(f"dtype must be of floats, such as torch.bfloat16, got {dtype!r}")
 
     def move(leaf: Tensor, keeps_dtype: bool) -> Tensor:
         fixed = keeps_dtype or not leaf.is_floating_point()
@@ -252,14 +263,11 @@ def save_state(
     before: a server saves many states of the same weights.
 
     Raises:
-        InputError: If the file cannot be written, or the state has parts that are no tensors.
+        InputError: If the file cannot be written, if the state has parts that are no tensors, or
+            if the layer is no layer.
     """
-    for _, leaf in named_leaves(state):
-        if not isinstance(leaf, Tensor):
-            raise InputError(
-                f"a state to save must be made of tensors, got {shown(leaf)}: give one that the "
-                "layer returned"
-            )
+    _check_arguments(path, layer)
+    leaves_of(state)  # refuses what is no state
     tensors = {name: leaf.detach().contiguous().clone() for name, leaf in named_leaves(state)}
     metadata = {"format": _FORMAT, "content": _digest(state), **(known or fingerprint(layer))}
     write_atomically(Path(path), lambda file: save_file(tensors, file, metadata=metadata))
@@ -290,6 +298,7 @@ def load_state(
         InputError: If the file is missing, damaged, not a state or of another layer, or if a tensor
             has another shape or holds NaN.
     """
+    _check_arguments(path, layer)
     blank = template or (lambda capacity: layer.init_state(1, capacity=capacity))
     names = [name for name, _ in named_leaves(blank(0))]
     try:
@@ -315,6 +324,13 @@ def load_state(
     if metadata.get("content") != _digest(state):
         raise InputError(f"{path} is damaged: its numbers differ from those saved; save it again")
     return to(state, device=next(layer.parameters(), torch.empty(0)).device)
+
+
+def _check_arguments(path: object, layer: object) -> None:
+    """Of functions that write or read the state of a layer."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path must be the name of a file, got {path!r}: give such as 'my_state'")
+    check_kind("layer", layer, nn.Module, "the layer or model of the state")
 
 
 def fingerprint(layer: nn.Module) -> dict[str, str]:

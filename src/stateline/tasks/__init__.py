@@ -5,6 +5,7 @@ package gets its name by ``register_task``.
 """
 
 from functools import partial
+from types import EllipsisType
 from typing import Any
 
 from stateline.errors import InputError, unknown_name
@@ -140,7 +141,7 @@ TASKS: Registry[type[Task]] = Registry(
 )
 
 
-def register_task(name: str, cls: type[Any] | None = None) -> Any:
+def register_task(name: str, cls: type[Any] | EllipsisType = ...) -> Any:
     """Give a task of your own a name, also as ``@register_task("mine")``.
 
     The constructor takes ``seed``. All other parameters are keyword-only, with annotations and
@@ -157,7 +158,7 @@ def register_task(name: str, cls: type[Any] | None = None) -> Any:
         InputError: If the name is malformed or taken by another class, or if the class cannot be
             constructed from keywords.
     """
-    if cls is None:
+    if isinstance(cls, EllipsisType):
         return partial(register_task, name)
     TASKS.register(name, cls)
     return cls

@@ -26,7 +26,7 @@ from stateline.layers.law.packing import packed_rows_agree
 from stateline.layers.law.precision import LOW_PRECISION_LIMIT, precision
 from stateline.layers.law.report import Finding, LawReport
 from stateline.layers.law.states import ages_join, saving, settings_are_kept, size, state_is_a_value
-from stateline.settings import at_least
+from stateline.settings import INT64, at_least
 
 __all__ = ["LIMITS", "LOW_PRECISION_LIMIT", "Finding", "LawReport", "check_layer"]
 
@@ -108,8 +108,11 @@ def check_layer(
         raise InputError(
             f"check_layer takes a layer, an instance of a subclass of SequenceLayer, got {layer!r}"
         )
-    if dtype not in LIMITS:
+    if dtype not in tuple(LIMITS):
         raise InputError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
+    for what, number in {"batch_size": batch_size, "length": length, "seed": seed}.items():
+        if not isinstance(number, int) or number not in INT64:
+            raise InputError(f"{what} must be a whole number, such as 2, got {number!r}")
     whole = isinstance(chunks, Sequence) and all(isinstance(n, int) for n in chunks)
     if not whole or len(chunks) < 2 or min(chunks) < 1:
         raise InputError(f"chunks must be two or more lengths of at least 1, got {chunks}")

@@ -282,15 +282,12 @@ def rows_do_not_mix(case: Case) -> Iterator[Finding]:
 def many_rows_agree(case: Case) -> Iterator[Finding]:
     """Many rows agree with few."""
     few, many = range(len(case.x)), [row % len(case.x) for row in range(MANY_ROWS)]
+    runs = {"forward": lambda x, state: (case.layer(x), state), **case.verbs()}
     state = case.warm()
     with torch.no_grad():
-        calls: dict[str, Callable[[Tensor, Any], Tensor]] = {
-            "forward": lambda x, _: case.layer(x),
-            **{verb: lambda x, own, run=run: run(x, own)[0] for verb, run in case.verbs().items()},
-        }
         results = {
-            verb: [run(case.x[rows], select_rows(state, rows)) for rows in (few, many)]
-            for verb, run in calls.items()
+            verb: [run(case.x[rows], select_rows(state, rows))[0] for rows in (few, many)]
+            for verb, run in runs.items()
         }
     errors = {verb: relative(y, wanted[many]) for verb, (wanted, y) in results.items()}
     wrong = (verb for verb, error in errors.items() if error > case.limit)
