@@ -574,6 +574,18 @@ REACHED = {
 """The functions of ops that each verb of a layer calls."""
 
 
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("wrong", [torch.zeros(1), torch.zeros(1, 3, 1, dtype=torch.int64), None])
+def test_a_result_of_another_shape_or_kind_is_refused(
+    register: Callable[..., None], wrong: Any
+) -> None:
+    inputs = torch.ones(1, 3, 1), torch.ones(1, 2)
+    fft_conv(*inputs)  # a call of these shapes has passed
+    register("fft_conv", SimpleNamespace(fft_conv=lambda *_: wrong))
+    with pytest.raises(InputError, match=r"fft_conv needs .*result 1 of its backend"):
+        fft_conv(*inputs)
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_backend_of_your_own_is_called_by_every_layer_that_uses_the_op(kind: str) -> None:
     wanted = {verb: set(functions.split()) for verb, functions in REACHED[kind].items()}

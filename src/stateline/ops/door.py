@@ -4,7 +4,8 @@ Kernels read memory by the shapes that they get. So a public function of an op c
 arguments before a backend sees them: every tensor has the declared number of axes, axes of one name
 have one size, floats are real, and all tensors are on one device. Parts of named tuples are checked
 by the annotations of their fields. A combination of shapes, dtypes and devices that has passed is
-remembered, and costs about a microsecond when it comes again.
+remembered, and costs about a microsecond when it comes again. Where a backend of one's own is
+registered, results are checked in the same way.
 """
 
 import inspect
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import reduce, wraps
 from operator import or_
 from types import NoneType
-from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
 import torch
 from jaxtyping import Float
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.ops.dispatch import dispatch, tensors_of
-from stateline.ops.op import Op
+from stateline.ops.op import OWN, Op
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,7 +99,10 @@ def _checked(function: Callable[P, T], check: "Check") -> Callable[P, T]:
     def run(*args: P.args, **keywords: P.kwargs) -> T:
         if not torch.compiler.is_compiling():
             check(*args, **keywords)
-        return function(*args, **keywords)
+        result = function(*args, **keywords)
+        if not torch.compiler.is_compiling() and OWN:
+            check.check_result(result, *args, **keywords)
+        return result
 
     run.check = check  # type: ignore[attr-defined]
     return run
@@ -222,27 +226,53 @@ class Check:
             key = *key, *keywords, *signature_of(keywords.values())
         if key in self.passed:
             return
-        bound = self.signature.bind(*args, **keywords)
-        bound.apply_defaults()
-        values = bound.arguments
-        self._check_shapes(values)
+        values, annotations = self._bound(*args, **keywords)
+        self._check_shapes(values, annotations)
         for rule in self.rules:
             wanted = inspect.signature(rule).parameters
             if wrong := rule(**{name: values[name] for name in wanted}):
                 raise InputError(f"{self.name}: {wrong}")
+        self._remember(key)
+
+    def _remember(self, key: Any) -> None:
         if len(self.passed) >= REMEMBERED:
             self.passed.clear()
         self.passed.add(key)
+
+    def check_result(self, result: Any, *args: Any, **keywords: Any) -> None:
+        """Raise an :class:`InputError` if a backend returned something else than was declared."""
+        key = signature_of((result, args, *keywords, *keywords.values()))
+        if key in self.passed:
+            return
+        values, annotations = self._bound(*args, **keywords)
+        returned = self.signature.return_annotation
+        parts, kinds = (result,), (returned,)
+        if get_origin(returned) is tuple:
+            parts, kinds = result, get_args(returned)
+            if not isinstance(result, tuple) or len(result) != len(kinds):
+                raise InputError(f"{self.name} needs a backend that returns {len(kinds)} results")
+        for number, (part, kind) in enumerate(zip(parts, kinds, strict=True), 1):
+            if hasattr(kind, "dim_str") or hasattr(kind, "_fields"):
+                name = f"result {number} of its backend"
+                values[name], annotations[name] = part, kind
+        self._check_shapes(values, annotations)
+        self._remember(key)
+
+    def _bound(self, *args: Any, **keywords: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments and annotations by name."""
+        bound = self.signature.bind(*args, **keywords)
+        bound.apply_defaults()
+        annotations = {name: p.annotation for name, p in self.signature.parameters.items()}
+        return bound.arguments, annotations
 
     def fields(self, kind: Any) -> dict[str, Any]:
         """Annotations of the parts of a named tuple."""
         parts: dict[str, Any] = kind.__annotations__
         return {k: without_time(v) for k, v in parts.items()} if self._timeless else parts
 
-    def _check_shapes(self, values: dict[str, Any]) -> None:
+    def _check_shapes(self, values: dict[str, Any], annotations: dict[str, Any]) -> None:
         sizes: dict[str, Any] = {}
         device: torch.device | None = None
-        annotations = {name: p.annotation for name, p in self.signature.parameters.items()}
         for name, annotation, value in self._tensors(values, annotations):
             shape = declared(annotation)
             if shape is None or (value is None and shape.optional):

@@ -229,6 +229,7 @@ class Op:
                     f"the backend {backend!r} of {self.name} needs a function of these names: "
                     f"{', '.join(self.functions())}"
                 )
+        OWN.add((self.name, backend))
         names.insert(names.index(before), backend)
         self._sources[backend] = source
         self._sources = {name: self._sources[name] for name in names}
@@ -244,6 +245,7 @@ class Op:
         if backend not in own:
             added = ", ".join(own) or "none"
             raise InputError(f"{self.name} has no own backend {backend!r}: registered are {added}")
+        OWN.remove((self.name, backend))
         del self._sources[backend]
         self._modules.pop(backend, None)
         self.candidates = SimpleNamespace()
@@ -251,6 +253,9 @@ class Op:
 
 OPS: dict[str, Op] = {}
 """All ops by name."""
+
+OWN: set[tuple[str, str]] = set()
+"""Op and name of all backends that are not the package's: if there are any, results are checked."""
 
 
 def register_backend(op: str, name: str, module: object, *, before: str = "torch") -> None:
