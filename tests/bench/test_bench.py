@@ -126,8 +126,12 @@ def test_the_floor_is_the_slower_of_traffic_and_arithmetic() -> None:
     ids=lambda arguments: arguments[0],
 )
 def test_every_suite_prints_and_writes_figures(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # so that headings are not cut
     assert main(["bench", *arguments, *QUICK, "--out", str(tmp_path)]) == 0
     found = read_benchmark(tmp_path / f"{arguments[0]}.json")
     assert found.suite == arguments[0]

@@ -113,7 +113,7 @@ MISTAKES = [
     ),
     (
         ["generate", "numbers", "--prompt", "1", "--temperature", "-1"],
-        "temperature must be finite",
+        "temperature must be at least 0",
     ),
     (["generate", "numbers", "--prompt", "1", "--max_new_tokens", "-1"], "max_new_tokens must not"),
     (["generate", "short", "--prompt", "x" * 22], "made for max_len=20 tokens, got 2"),
