@@ -67,6 +67,10 @@ class Job:
         return self.alias or self.model.pattern
 
 
+_ADDED = ("loss_chunk",)
+"""Settings that older runs lack. ``None`` is not hashed, so that these runs keep their names."""
+
+
 def digest(value: Job | ModelConfig) -> str:
     """A short content hash."""
     text = json.dumps(_hashed(value), sort_keys=True)
@@ -74,15 +78,12 @@ def digest(value: Job | ModelConfig) -> str:
 
 
 def _hashed(settings: Any) -> dict[str, Any]:
-    """The settings that are hashed, as plain data.
-
-    ``None`` is left out, so that a new setting does not give the runs without it other names.
-    """
+    """The settings that are hashed, as plain data."""
     values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings) if f.compare}
     return {
         name: _hashed(value) if dataclasses.is_dataclass(value) else value
         for name, value in values.items()
-        if value is not None
+        if value is not None or name not in _ADDED
     }
 
 
