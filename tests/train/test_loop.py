@@ -149,7 +149,7 @@ def _peak(folder: Path, **settings: Any) -> tuple[LanguageModel, int]:
     (folder / "text.txt").write_bytes(bytes(range(256)) * 64)
     text = Text(path=str(folder / "text.txt"), length=1024, batch_size=4)
     model = LanguageModel(ModelConfig("lstm", 256, d_model=4, feed_forward="none"))
-    with torch.profiler.profile(profile_memory=True) as profiled:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profiled:
         run(text, of=model, steps=1, **settings)
     taken, most = 0, 0
     for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
