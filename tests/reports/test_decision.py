@@ -137,9 +137,19 @@ def test_of_losses_the_lowest_is_best(make):
     assert row.following.startswith("“h3*2” 2.500 (0.500 worse)")
 
 
-def test_a_next_choice_with_the_same_score_is_said_to_be_equal():
-    row = decided(read_results("docs/gallery/mixers"))["Flip-flop", "32"]
-    assert row.following.startswith("“attention” 1.000 (equal), ")
+@pytest.mark.parametrize(
+    ("other", "said"), [(0.9918, "0.992 (equal)"), (0.9914, "0.991 (0.001 worse)")]
+)
+def test_a_next_choice_is_said_to_be_equal_if_it_shows_the_same_score(make, other, said):
+    task = make.task(problems=1024, eval_lengths=[10])
+    scores = {"h3*2": [0.9916], "lstm*2": [other]}
+    speed = [make.speed(m, state_bytes={"256": n}) for n, m in enumerate(scores, 1)]
+    results = make.results(
+        tasks=[task], models=[*scores], runs=runs_at(make, task, scores), speed=speed
+    )
+    (row,) = decided(results).values()
+    assert (row.best, row.score) == ("h3*2", "0.992 string accuracy")
+    assert row.following.startswith(f"“lstm*2” {said}, ")
 
 
 def test_losses_are_equal_within_a_hundredth_of_the_best(make):

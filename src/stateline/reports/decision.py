@@ -322,7 +322,8 @@ def _offer(
     value = middle(scores[model])
     told = ""
     if best:
-        gain = (value - middle(scores[best])) * (1 if task.higher_is_better else -1)
+        gain = round(value, 3) - round(middle(scores[best]), 3)  # of the numbers that are shown
+        gain *= 1 if task.higher_is_better else -1
         size = f"{abs(gain):.3f}"
         told = f" ({size} {'better' if gain > 0 else 'worse'})" if float(size) else " (equal)"
     share = _share(results, task, model, scores)
