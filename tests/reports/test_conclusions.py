@@ -1,11 +1,9 @@
 """What a report concludes from planted results: no more than their spread allows."""
 
-import io
 import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from stateline.reports import sentences
 from stateline.reports.conclusions import conclusions
@@ -17,7 +15,7 @@ from tests.reports.typed import (
     headline,
     merge,
     page_of,
-    print_results,
+    printed,
 )
 
 MODELS = ["attention(position=rope)*2", "h3*2", "lstm*2"]
@@ -116,8 +114,8 @@ def test_several_seeds_need_no_caution(make):
 def test_planned_seeds_are_counted_before_they_have_run(make, name, said):
     protocol = {"name": name, "seeds": {make.task()["spec"]: [0, 1, 2]}}
     begun = make.results(finished=False, protocol=protocol)
-    assert caution(begun) == said
     assert caution(begun | {"runs": []}) == said
+    assert caution(begun).startswith("One seed")  # so far
     assert caution(make.results(finished=False, runs=[])) == ""
 
 
@@ -150,9 +148,7 @@ def test_the_report_of_a_single_run_speaks_of_no_others(make):
     results = make.results(
         tasks=[task], models=["h3*2"], runs=runs, protocol={"name": "quick", "learning_rates": {}}
     )
-    console = Console(file=io.StringIO(), width=100, color_system=None)
-    print_results(results, console)
-    for text in (page_of(results), console.file.getvalue()):
+    for text in (page_of(results), printed(results)):
         assert "Result" in text
         assert "the model is no better than a guess" in text
         assert "It was not solved" in text

@@ -1,17 +1,8 @@
-import io
-
 import pytest
-from rich.console import Console
 
 from stateline.reports import read_results
 from stateline.reports.format import DASH
-from tests.reports.typed import page_of, print_results
-
-
-def printed(results, width=100):
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    print_results(results, console)
-    return console.file.getvalue()
+from tests.reports.typed import page_of, printed
 
 
 @pytest.fixture
@@ -52,8 +43,8 @@ def test_speeds_of_a_busy_machine_are_warned_of_before_any_is_told(make):
         assert "Other programs used up to 30% of the machine" in before
 
 
-def test_why_a_model_with_a_lower_score_is_chosen_is_said():
-    results = read_results("docs/gallery/hybrids")
+def test_why_a_model_with_a_lower_score_is_chosen_is_said(make):
+    results = make.results()
     for text in (printed(results, width=200), page_of(results)):
         assert "at most 0.01 (losses: 1%) behind the best one, and not clearly worse, the" in text
 

@@ -1,6 +1,7 @@
 """What reports make of results that tests build, and change, as plain data."""
 
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -40,8 +41,10 @@ def write_report(results: Plain, path: Path) -> None:
     reports.write_report(typed(results), path)
 
 
-def print_results(results: Plain, console: Console) -> None:
-    reports.print_results(typed(results), console)
+def printed(results: Plain | Results, width: int = 100) -> str:
+    file = StringIO()
+    reports.print_results(typed(results), Console(file=file, width=width, color_system=None))
+    return file.getvalue()
 
 
 def merge(results: Mapping[str, Plain]) -> Results:

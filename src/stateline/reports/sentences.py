@@ -34,13 +34,14 @@ def headline(results: Results) -> str:
 def caution(results: Results) -> str:
     """A warning about few seeds or one learning rate, or an empty string.
 
-    Seeds that are planned count: a comparison that has just begun is not one of one seed.
+    Before any run has ended, the seeds that are planned count.
     """
     if len(results.models) == 1:
         return ""  # there is nothing to decide
     how = results.protocol
-    seeds = [len(planned) for planned in how.seeds.values()] if how else []
-    seeds += [len(runs_of(results, m, t)) for m in results.models for t in results.tasks]
+    seeds = [len(runs_of(results, m, t)) for m in results.models for t in results.tasks]
+    if how is not None and not any(seeds):
+        seeds = [len(planned) for planned in how.seeds.values()]
     several = max(seeds, default=0) > 1
     if how is not None and how.name == "quick":
         return ONE_RATE if several else QUICK

@@ -63,10 +63,12 @@ def _print_decisions(results: Results, console: Console, budgets: Sequence[Budge
         if decision.task != above:
             drawn.add_row(Text(decision.task, style="bold"))
         above = decision.task
-        best = Text(decision.best or DASH, style="bold")
-        answer = Text(f": {decision.score}, {decision.costs}" if decision.best else "")
+        answer = Text(decision.best or DASH, style="bold")
+        told = f": {decision.score}, {decision.costs}" if decision.best else ""
+        answer.append(f"{told}\n{decision.sure}", style="not bold")
+        answer.append(f": {decision.alike}" if decision.alike else "", style="not bold dim")
         after = f"\n{HEADINGS[-1]}: {decision.following}" if decision.following else ""
-        drawn.add_row(f"at {decision.length}", best + answer + Text(f"\n{decision.sure}{after}"))
+        drawn.add_row(f"at {decision.length}", answer.append(after, style="not bold"))
     if drawn.row_count:
         console.print(Text(f"\n{question(results, budgets)}", style="bold"))
         console.print(drawn)
