@@ -86,7 +86,7 @@ class _Lines(News):
         self.say(count(jobs, "run") + (f", {done} of them done before" if done else ""))
 
     def initial(self, job: Job) -> None:
-        self.say(f"{_name(job)}: {told_start(job.model, job.init)}")
+        self.say(f"{job.task} | {job.label}: {told_start(job.model, job.init)}")
 
     def starting(self, workers: int) -> None:
         self.state(f"starting {count(workers, 'worker')}")
@@ -155,7 +155,7 @@ def _name(job: Job) -> str:
 def _outcome(run: RunRecord) -> str:
     if not run.by_length:  # a trial
         score = "no score" if run.validation is None else f"{run.validation:.3f} on validation data"
-        return f"{score} ({run.steps} steps, {run.stopped})"
+        return f"{score} ({count(run.steps, 'step')}, {run.stopped})"
     length, own = next(iter(run.by_length.items()))
     scores = ", ".join(f"{name} {value:.3f}" for name, value in own.items() if value is not None)
-    return f"{scores or 'no score'} at {length} ({run.steps} steps, {run.stopped})"
+    return f"{scores or 'no score'} at {length} ({count(run.steps, 'step')}, {run.stopped})"

@@ -22,7 +22,7 @@ from stateline.cli.recipe import add_settings, read_recipe
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.plugins import command_line
-from stateline.reports.format import short_bytes, short_number
+from stateline.reports.format import count, short_bytes, short_number
 from stateline.runs.folder import check_imports
 from stateline.settings import at_least, check_keywords
 from stateline.train.config import TrainConfig
@@ -166,7 +166,8 @@ def _costs(job: "Job", costs: "TrainingCosts") -> str:
 def _print_result(job: "Job", result: "RunRecord", folder: Path) -> None:
     pattern = job.model.pattern
     if result.stopped == "interrupted":
-        print(f"{pattern}: stopped and saved after {result.steps} steps; continue with --resume")
+        steps = count(result.steps, "step")
+        print(f"{pattern}: stopped and saved after {steps}; continue with --resume")
         return
     if result.stopped not in ("finished", "solved"):
         raise InputError(result.stopped)

@@ -81,9 +81,8 @@ def compare(
         todo = _todo(sweep, sweep.first(), folder, done)
         _update(begun, folder, sweep, done)  # fails now if the folder cannot be written to
         news.planned(sweep.count(), sweep.count() - len(todo) - sweep.later())
-        for job in sweep.jobs:
-            if job.init and job.training.seed == 0:
-                news.initial(job)
+        for job in {job.label: job for job in todo if job.init}.values():
+            news.initial(job)
         here = resolve_device(device)
 
         def then(job: Job, run: RunRecord) -> list[Job]:

@@ -14,7 +14,7 @@ class News:
         """Numbers of jobs: in all, and done before."""
 
     def initial(self, job: Job) -> None:
-        """A model's jobs start from the weights of the model in a folder."""
+        """A model starts from the weights in a folder; told once, with one of its jobs."""
 
     def starting(self, workers: int) -> None:
         """Worker processes are being started, which takes some seconds."""
