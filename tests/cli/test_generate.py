@@ -144,17 +144,20 @@ def test_a_prompt_after_a_state_goes_on_with_the_conversation(
 
 
 def test_the_size_of_a_state_and_its_tokens_are_told(
-    say: Say, models: Path, tmp_path: Path
+    say: Say, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept"
     told = say("letters1", "--prompt", "bad", "--max_new_tokens", 4, "--save_state", kept, err=True)
     size = short_bytes(load_model(models / "letters1").state_bytes(6))
-    assert told == f"\nstate: {size} after 7 tokens, in {kept}\n"  # not behind the text
-    rows = ("--log_probs", "--max_new_tokens", 4, "--save_state", kept)
-    told = say("letters1", "--prompt", "bad", *rows, err=True)
     assert told == f"state: {size} after 7 tokens, in {kept}\n"
     told = say("letters1", "--state", kept, err=True)
     assert told == f"state: {size} after 7 tokens, from {kept}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    rows = ("--max_new_tokens", 4, "--save_state", kept)
+    told = say("letters1", "--prompt", "bad", *rows, err=True)
+    assert told == f"\nstate: {size} after 7 tokens, in {kept}\n"  # not behind the text
+    told = say("letters1", "--prompt", "bad", *rows, "--log_probs", err=True)
+    assert told == f"state: {size} after 7 tokens, in {kept}\n"
 
 
 def test_a_seed_restarts_the_random_numbers_of_a_kept_state(say: Say, tmp_path: Path) -> None:

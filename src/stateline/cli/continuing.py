@@ -143,8 +143,8 @@ def _keep(
     held = text.hold()
     for reader, state, ending in zip(readers, ends, _ENDINGS, strict=False):
         save_state(given.save_state + ending, Kept(state, held), reader.model)
-    if not given.log_probs:  # the text goes on with --state: its line ends on stderr alone
-        print(file=sys.stderr)
+    if sys.stdout.isatty() and not given.log_probs:
+        print(file=sys.stderr)  # a line break that is not part of the text, which --state continues
     _tell(ends[0], f"in {given.save_state}")
 
 
