@@ -120,6 +120,7 @@ def test_the_floor_is_the_slower_of_traffic_and_arithmetic() -> None:
     [
         ["ops", "--only", "diagonal_ssm", "fft_conv", "--lengths", "8", "16", "--tokens", "16"],
         ["layers", "--patterns", "h3", "lstm", "--lengths", "8", "--tokens", "16"],
+        ["layers", "--decode", "--patterns", "lstm", "--lengths", "4", "--tokens", "8"],
         ["train", "--patterns", "s4d", "--tasks", "copying(max_len=4, context_len=12)"],
         ["decode", "--patterns", "ssm=h3", "lstm", "--lengths", "4", "--batches", "1", "2"],
     ],
@@ -139,13 +140,11 @@ def test_every_suite_prints_and_writes_figures(
     assert found.bytes_per_second > 0
     assert all(figure.seconds > 0 for figure in found.figures)
     printed = capsys.readouterr().out
-    assert ("ns/position/channel" in printed) is (arguments[0] in ("ops", "layers"))
+    channels = 8 if arguments[0] in ("ops", "layers") else 1
+    assert ("ns/position/channel" in printed) is (channels > 1)
     for figure in found.figures:
-        width = 8 if figure.work.startswith("forward") else 1
-        assert (
-            figure.positions
-            == figure.batch * (1 if figure.work == "decode" else figure.length) * width
-        )
+        length = 1 if figure.work == "decode" else figure.length
+        assert figure.positions == figure.batch * length * channels
     assert all(f"{figure.case}, {figure.work}" in printed for figure in found.figures)
     assert all(figure.candidate in printed for figure in found.figures)
 

@@ -31,7 +31,7 @@ def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
     )
     for case, work in dict.fromkeys((figure.case, figure.work) for figure in found.figures):
         own = [f for f in found.figures if (f.case, f.work) == (case, work)]
-        console.print(_table(case, work, own, judge))
+        console.print(_table(f"{case}, {work}", own, _units(found), judge))
     for skipped in found.skipped:
         console.print(
             f"left out: {skipped.case} {skipped.work} at {skipped.length} by {skipped.candidate}: "
@@ -45,11 +45,11 @@ def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
         )
 
 
-def _table(case: str, work: str, figures: Sequence[Figure], judge: bool) -> Table:
-    table = Table(title=f"{case}, {work}", title_justify="left", box=None, header_style="bold")
+def _table(title: str, figures: Sequence[Figure], units: Sequence[str], judge: bool) -> Table:
+    table = Table(title=title, title_justify="left", box=None, header_style="bold")
     table.add_column("batch x length", justify="right")
     table.add_column("by", no_wrap=True)
-    time = f"ns/{'/'.join(_units(work))}"
+    time = f"ns/{'/'.join(units)}"
     for heading in ("median", "quartiles", time, "speed-up", "first call"):
         table.add_column(heading, justify="right")
     for heading in ("memory", "of peak", "error"):
@@ -73,9 +73,9 @@ def _table(case: str, work: str, figures: Sequence[Figure], judge: bool) -> Tabl
     return table
 
 
-def _units(work: str) -> list[str]:
+def _units(found: Benchmark) -> list[str]:
     """What the time is divided by: for ops and layers, the positions times channels."""
-    return ["position", "channel"] if work.startswith("forward") else ["position"]
+    return ["position", "channel"] if found.suite in ("ops", "layers") else ["position"]
 
 
 def _time(seconds: float) -> str:
@@ -94,7 +94,7 @@ def write_benchmark(found: Benchmark, folder: Path) -> list[Path]:
     for case in dict.fromkeys(figure.case for figure in found.figures):
         figures = [figure for figure in found.figures if figure.case == case]
         if len({figure.length for figure in figures}) > 1:
-            charts.append(_chart(case, figures, f"{found.suite}-{case}"))
+            charts.append(_chart(case, figures, _units(found), f"{found.suite}-{case}"))
     return [target, *write_charts(charts, folder, ["svg"])]
 
 
@@ -113,7 +113,7 @@ def read_benchmark(path: Path) -> Benchmark:
     return found
 
 
-def _chart(case: str, figures: Sequence[Figure], name: str) -> Chart:
+def _chart(case: str, figures: Sequence[Figure], units: Sequence[str], name: str) -> Chart:
     """Nanoseconds by length, a line for each candidate, work and batch."""
     mixed = len({(f.batch, f.length) for f in figures}) > len({f.length for f in figures})
     places: dict[str, list[Point]] = {}
@@ -130,7 +130,7 @@ def _chart(case: str, figures: Sequence[Figure], name: str) -> Chart:
         [Line(m, places[m.name]) for m in styled(list(places), families)],
         (
             Axis("length", "log2", ticks=length_ticks([figure.length for figure in figures])),
-            Axis(f"ns per {' and '.join(_units(figures[0].work))}", "log10"),
+            Axis(f"ns per {' and '.join(units)}", "log10"),
         ),
         spread=("first quartile", "third quartile"),
     )
