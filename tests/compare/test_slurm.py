@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stateline.cli import main
 from stateline.cli.options import add_device, add_engine, make_engine
 from stateline.cli.parser import Parser
 from stateline.compare import Comparison, compare
@@ -103,3 +104,18 @@ def test_the_options_of_the_command_line_reach_submitit() -> None:
 def test_options_that_do_not_fit_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         engine_of(*arguments)
+
+
+@pytest.mark.parametrize(("engine", "package"), [("slurm", "submitit"), ("ray", "ray")])
+def test_the_package_of_an_engine_is_looked_for_before_anything_is_written(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    package: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    out = tmp_path / "out"
+    assert main(["compare", "lstm", "--tasks", RECALL, "--engine", engine, "--out", str(out)]) == 2
+    assert f"the engine {engine} needs the package {package}: pip" in capsys.readouterr().err
+    assert not out.exists()

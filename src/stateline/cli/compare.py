@@ -20,7 +20,7 @@ from stateline.cli import options
 from stateline.cli.console import begin, wide_console
 from stateline.cli.parser import Parser
 from stateline.cli.recipe import SUFFIXES, add_settings, without_defaults
-from stateline.errors import InputError
+from stateline.errors import InputError, needed
 from stateline.files import check_writable
 from stateline.plugins import command_line
 
@@ -114,6 +114,9 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Sequence[str], parser: Parser) -> int:
     """Compare, print the table, write the report."""
     given = parser.parse_args(arguments)
+    if given.engine != "local":
+        package = "submitit" if given.engine == "slurm" else given.engine
+        needed(package, f"the engine {given.engine}", given.engine)
     begin(f"comparing {', '.join(given.patterns)}: results go to {given.out}")
 
     from stateline.cli.progress import show_news
