@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -35,10 +35,12 @@ USED = {
 pytestmark = pytest.mark.usefixtures("unannotated")
 
 
-def options(make: Callable[..., object]) -> Iterator[tuple[str, Any]]:
+def options(
+    make: Callable[..., object], values: Sequence[object] = VALUES
+) -> Iterator[tuple[str, Any]]:
     """Every option of a constructor, with every value."""
     for name in list(inspect.signature(make).parameters)[1:]:
-        yield from ((name, value) for value in VALUES)
+        yield from ((name, value) for value in values)
 
 
 def is_setting(value: object) -> bool:
@@ -61,10 +63,11 @@ def test_layers_refuse_a_setting_or_have_finite_outputs(table: Any) -> None:
 
 
 def test_patterns_refuse_a_setting_or_build_a_model() -> None:
+    """A value of each kind: patterns give all of them to the constructors above."""
     with torch.device("meta"):
         for kind in (*LAYERS, *WRAPPERS):
             first = "attention, " if kind in WRAPPERS else ""
-            for name, value in options({**LAYERS, **WRAPPERS}[kind]):
+            for name, value in options({**LAYERS, **WRAPPERS}[kind], [math.nan, -1, "foo"]):
                 text = f"{kind}({first}{name}={str(value).lower()})"
                 try:
                     build_stack(ModelConfig(text, vocab_size=2, d_model=WIDTH))
