@@ -18,6 +18,8 @@ from stateline.layers import (
     LSTM,
     WRAPPERS,
     Attention,
+    Hyena,
+    LongConv,
     Stack,
     cat_states,
     detach,
@@ -358,6 +360,56 @@ def test_every_setting_of_a_layer_is_part_of_its_fingerprint(name: str) -> None:
     parameters = {own for own, _ in layer.named_parameters(recurse=False)}
     wanted = set(inspect.signature(type(layer)).parameters) - modules - parameters - {"dropout"}
     assert wanted <= set(settings_of(layer))
+
+
+_CONFIGS = {
+    "aft": "ae5fd279",
+    "attention": "16a7c67b",
+    "block_recurrent": "1165588d",
+    "block_state": "dfb8c175",
+    "channel_mixing": "34a73b77",
+    "diagonal_ssm": "e8ea5055",
+    "dss": "1993e7a5",
+    "feed_forward": "2aeb3429",
+    "gated_conv": "dd956ba6",
+    "gated_delta_net": "a024d4c4",
+    "gated_linear_attention": "df80c73d",
+    "gss": "0e316336",
+    "h3": "b64ec0ba",
+    "hgrn2": "d750ea1c",
+    "hyena": "25962a5c",
+    "kimi_delta_attention": "8c028b88",
+    "latent_attention": "014dd745",
+    "lightning_attention": "2cde1a7e",
+    "linear_attention": "49c5665a",
+    "long_conv": "9ce3be3c",
+    "lstm": "2fbcdd66",
+    "mamba": "3b6ca818",
+    "mamba2": "590abbe9",
+    "mamba3": "3f8a634e",
+    "mlstm": "ffec342c",
+    "moe": "2f456020",
+    "retention": "b561dfaa",
+    "rg_lru": "7b5ac7d1",
+    "rwkv7": "ebeefc6f",
+    "s4": "75b3336a",
+    "s4d": "78ce2104",
+    "s5": "d9f51aae",
+    "shift_ssm": "d3df2c3f",
+    "sliding_attention": "ff661fb5",
+    "slstm": "13efc921",
+}
+"""Beginnings of the hashes of all layers' configurations, with default settings."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_configuration_of_a_layer_keeps_its_hash(name: str) -> None:
+    """Another hash refuses all states that were saved before: settings keep names and order."""
+    assert fingerprint(LAYERS[name](WIDTH))["config"][:8] == _CONFIGS[name]
+
+
+def test_the_settings_of_filters_are_attributes() -> None:
+    assert (Hyena(WIDTH).filter_len, LongConv(WIDTH).settings.n_filters) == (1024, 1)
 
 
 def test_settings_alone_make_another_fingerprint() -> None:

@@ -1,20 +1,16 @@
 """Hyena: a long convolution between two gates."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from stateline.layers.base import AnyLayer, flops_inside
 from stateline.layers.compose import Composite
-from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.gated_conv import PlainConv
 from stateline.layers.mixers.long_conv import ImplicitFilters
-from stateline.layers.mixers.ssm_settings import FilterSettings
 
 
-@keywords_from(FilterSettings)
 class Hyena(Composite):
     r"""A long convolution between two gates, all three after a short convolution (order 2).
 
@@ -34,7 +30,12 @@ class Hyena(Composite):
     Args:
         d_model: Width of input and output.
         d_conv: Taps K of the short convolution.
-        **settings: See :class:`~stateline.layers.mixers.ssm_settings.FilterSettings`.
+        filter_len: Taps T of the long convolution.
+        n_features: Number of features of a position, odd and at least 3.
+        d_hidden: Width of the network that computes the long filters.
+        n_hidden: Number of its hidden-to-hidden maps.
+        frequency: Initial factor inside its sines.
+        shift: Value that is added to the windows of the filters.
 
     Raises:
         InputError: If a size is too small or ``n_features`` is even.
@@ -44,13 +45,33 @@ class Hyena(Composite):
         section 3.
     """
 
-    def __init__(self, d_model: int, *, d_conv: int = 3, **settings: Any) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_conv: int = 3,
+        filter_len: int = 1024,
+        n_features: int = 33,
+        d_hidden: int = 64,
+        n_hidden: int = 2,
+        frequency: float = 10.0,
+        shift: float = 0.0,
+    ) -> None:
         super().__init__(d_model)
-        self.d_conv = d_conv
+        self.d_conv, self.filter_len, self.n_features = d_conv, filter_len, n_features
+        self.d_hidden, self.n_hidden, self.frequency = d_hidden, n_hidden, frequency
+        self.shift = shift
         self.in_proj = Linear(d_model, 3 * d_model)
         self.conv = PlainConv(3 * d_model, taps=d_conv)
-        self.filters = ImplicitFilters(d_model, **settings)
-        self.settings = self.filters.settings
+        self.filters = ImplicitFilters(
+            d_model,
+            filter_len=filter_len,
+            n_features=n_features,
+            d_hidden=d_hidden,
+            n_hidden=n_hidden,
+            frequency=frequency,
+            shift=shift,
+        )
         self.out_proj = Linear(d_model, d_model)
 
     @property

@@ -15,7 +15,6 @@ from stateline.layers.mixers.finite_filter import FiniteFilter
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import FilterSettings
 from stateline.ops.dispatch import own_precision
-from stateline.settings import at_least
 
 _SLOWEST, _FASTEST = 1.5, 0.3
 """Fraction of the filter after which the slowest and the fastest window are at 0.01."""
@@ -39,7 +38,6 @@ class ImplicitFilters(FiniteFilter):
 
     Args:
         d_model: Number of channels.
-        n_filters: Filters for each channel.
         **settings: See :class:`~stateline.layers.mixers.ssm_settings.FilterSettings`.
 
     Raises:
@@ -58,12 +56,10 @@ class ImplicitFilters(FiniteFilter):
     times: Tensor
     rates: Tensor
 
-    def __init__(self, d_model: int, *, n_filters: int = 1, **settings: Any) -> None:
+    def __init__(self, d_model: int, **settings: Any) -> None:
         its = FilterSettings(**settings)
-        at_least(1, n_filters=n_filters)
-        outputs, hidden, level = n_filters * d_model, its.d_hidden, -math.log(0.01)
+        outputs, hidden, level = its.n_filters * d_model, its.d_hidden, -math.log(0.01)
         super().__init__(d_model, d_output=outputs)
-        self.n_filters = n_filters
         self.settings, self.filter_len = its, its.filter_len
         self.register_buffer("times", torch.linspace(0, 1, its.filter_len))
         self.register_buffer("rates", torch.linspace(level / _SLOWEST, level / _FASTEST, outputs))
@@ -103,7 +99,6 @@ class LongConv(SSMLayer):
 
     Args:
         d_model: Width of input and output.
-        n_filters: Filters for each channel.
         **settings: See :class:`~stateline.layers.mixers.ssm_settings.FilterSettings`.
 
     Raises:
@@ -114,9 +109,8 @@ class LongConv(SSMLayer):
         Fathi et al., "Block-State Transformers", NeurIPS 2023, for several filters per channel.
     """
 
-    def __init__(self, d_model: int, *, n_filters: int = 1, **settings: Any) -> None:
-        super().__init__(ImplicitFilters(d_model, n_filters=n_filters, **settings), "linear")
-        self.n_filters = n_filters
+    def __init__(self, d_model: int, **settings: Any) -> None:
+        super().__init__(ImplicitFilters(d_model, **settings), "linear")
 
 
 def _features(filter_len: int, count: int) -> Float[Tensor, "filter_len count"]:

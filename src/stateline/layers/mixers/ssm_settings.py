@@ -152,6 +152,7 @@ class FilterSettings:
     """Settings of filters that a small network computes from the position.
 
     Attributes:
+        n_filters: Filters for each channel.
         filter_len: Taps T of each filter.
         n_features: Number of features of a position, odd and at least 3.
         d_hidden: Width of the network.
@@ -160,6 +161,7 @@ class FilterSettings:
         shift: Value s that is added to the windows.
     """
 
+    n_filters: int = 1
     filter_len: int = 1024
     n_features: int = 33
     d_hidden: int = 64
@@ -168,7 +170,13 @@ class FilterSettings:
     shift: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least(1, filter_len=self.filter_len, d_hidden=self.d_hidden, n_hidden=self.n_hidden)
+        at_least(
+            1,
+            n_filters=self.n_filters,
+            filter_len=self.filter_len,
+            d_hidden=self.d_hidden,
+            n_hidden=self.n_hidden,
+        )
         if self.n_features < 3 or self.n_features % 2 == 0:
             raise InputError(
                 f"n_features must be odd and at least 3, got n_features={self.n_features}"
