@@ -11,7 +11,10 @@ import torch
 
 from stateline.errors import InputError
 from stateline.generate import Sampling
-from stateline.layers import LAYERS, WRAPPERS, Attention, FeedForward, SequenceLayer, Stack
+from stateline.layers import LAYERS, S5SSM, WRAPPERS, Attention, FeedForward, SequenceLayer, Stack
+from stateline.layers.mixers.attention import AttentionSettings
+from stateline.layers.mixers.ssm_layer import SSMLayer
+from stateline.layers.mixers.ssm_settings import FilterSettings, S4DSettings
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.tasks import TASKS, make_task
@@ -101,6 +104,23 @@ def test_configurations_refuse_a_setting_of_another_kind(kind: Any, given: dict[
                 continue
             assert is_setting(value) or field.type is str, (field.name, value)
             assert value is not True or field.type is bool, field.name
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SSMLayer(S5SSM(WIDTH), "half_gluu"), "SSMLayer wants output to be one of"),
+        (
+            lambda: AttentionSettings(position="foo"),
+            "AttentionSettings wants position to be",
+        ),
+        (lambda: S4DSettings(init="foo"), "S4DSettings wants init to be one of"),
+        (lambda: FilterSettings(shift="foo"), "FilterSettings wants shift to be a finite number"),
+    ],
+)
+def test_parts_of_layers_refuse_what_does_not_fit(make: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
 
 
 class Own(SequenceLayer[Any]):

@@ -76,10 +76,9 @@ def construct(
 
 
 def checked(constructor: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that first checks the settings that it is given against its annotations.
+    """A constructor that first checks what it is given, but for ``*several``, against annotations.
 
-    Settings are its keywords, and ``d_model`` or ``core``, its first argument. Numbers of NumPy and
-    PyTorch become Python's.
+    Numbers of NumPy and PyTorch become Python's.
 
     Raises:
         InputError: If a value has the wrong type or is out of range.
@@ -99,9 +98,7 @@ def checked(constructor: Callable[..., None]) -> Callable[..., None]:
         found = get_type_hints(published, include_extras=True)
         _, *parameters = inspect.signature(published).parameters.values()  # without self
         return {
-            p.name: found.get(p.name, object)
-            if p.kind is p.KEYWORD_ONLY or p.name in ("d_model", "core")
-            else object
+            p.name: object if p.kind is p.VAR_POSITIONAL else found.get(p.name, object)
             for p in parameters
         }
 

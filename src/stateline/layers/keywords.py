@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar, get_type_hints
 
+from stateline.settings import checked
+
 LayerT = TypeVar("LayerT")
 
 
@@ -16,7 +18,8 @@ def keywords_from(settings: type) -> Callable[[type[LayerT]], type[LayerT]]:
     """Class decorator: publish the fields of a settings dataclass as keywords of the constructor.
 
     The constructor itself takes ``**settings``. ``inspect.signature`` and ``typing.get_type_hints``
-    then show each field with its annotation and its default, which all fields have.
+    then show each field with its annotation and its default, which all fields have. The dataclass
+    itself refuses values that do not fit, too.
 
     Example:
         >>> from dataclasses import dataclass
@@ -47,4 +50,6 @@ def keywords_from(settings: type) -> Callable[[type[LayerT]], type[LayerT]]:
         constructor.__annotations__ = {**constructor.__annotations__, **hints}
         return kind
 
+    if not hasattr(settings.__init__, "__wrapped__"):  # several layers may share the settings
+        settings.__init__ = checked(settings.__init__)  # type: ignore[misc]
     return publish
