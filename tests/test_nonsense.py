@@ -123,6 +123,12 @@ def test_parts_of_layers_refuse_what_does_not_fit(make: Any, message: str) -> No
         make()
 
 
+@pytest.mark.parametrize("name", ["norm_eps", "rope_low", "rope_high", "rope_slow", "rope_fast"])
+def test_zeros_of_runs_and_published_models_are_taken_where_they_have_a_meaning(name: str) -> None:
+    """A norm without an epsilon; limits of frequencies that nothing lowers."""
+    assert Attention(WIDTH, qk_norm=True, position="rope", **{name: 0.0})  # type: ignore[arg-type]
+
+
 class Own(SequenceLayer[Any]):
     """A layer outside the package, whose annotations are not true."""
 
@@ -143,5 +149,5 @@ class Narrow(Attention):
 def test_layers_of_other_code_answer_for_their_own_settings() -> None:
     assert Own(WIDTH, rate=None).rate is None  # type: ignore[arg-type]
     assert Own(WIDTH, rate="fast").rate == "fast"  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="Narrow wants norm_eps to be a finite number above 0"):
+    with pytest.raises(InputError, match="Narrow wants norm_eps to be a finite number of"):
         Narrow(WIDTH, qk_norm=True, norm_eps=-1)

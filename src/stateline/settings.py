@@ -84,13 +84,13 @@ def checked(constructor: Callable[..., None]) -> Callable[..., None]:
         InputError: If a value has the wrong type or is out of range.
 
     Example:
-        >>> class Layer:
+        >>> class Norm:
         ...     @checked
-        ...     def __init__(self, d_model: int, *, norm_eps: Positive = 1e-5) -> None: ...
-        >>> Layer(8, norm_eps=-1)
+        ...     def __init__(self, d_model: int, *, eps: NotNegative = 1e-5) -> None: ...
+        >>> Norm(8, eps=-1)
         Traceback (most recent call last):
         ...
-        stateline.errors.InputError: Layer wants norm_eps to be a finite number above 0, got -1
+        stateline.errors.InputError: Norm wants eps to be a finite number of at least 0, got -1
     """
 
     @cache

@@ -50,6 +50,7 @@ def keywords_from(settings: type) -> Callable[[type[LayerT]], type[LayerT]]:
         constructor.__annotations__ = {**constructor.__annotations__, **hints}
         return kind
 
-    if not hasattr(settings.__init__, "__wrapped__"):  # several layers may share the settings
-        settings.__init__ = checked(settings.__init__)  # type: ignore[misc]
+    own: Any = settings
+    if not hasattr(own.__init__, "__wrapped__"):  # several layers may share the settings
+        own.__init__ = checked(own.__init__)
     return publish

@@ -30,7 +30,7 @@ from stateline.ops import (
 from stateline.ops.attention import OP
 from stateline.ops.dispatch import kernels_run, preferred
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
-from stateline.settings import Positive
+from stateline.settings import NotNegative
 
 Position = Literal["none", "rope", "alibi", "hard_alibi"]
 
@@ -79,7 +79,7 @@ class AttentionSettings(HeadSettings):
     position: Position = "none"
     masked_heads: int | None = None
     qk_norm: bool | Literal["offset", "joint"] = False
-    norm_eps: Positive = 1e-6
+    norm_eps: NotNegative = 1e-6
     gated: bool = False
     out_scale: float = 1.0
 

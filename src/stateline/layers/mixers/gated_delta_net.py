@@ -25,7 +25,7 @@ from stateline.ops import (
     gated_delta_rule_step_,
 )
 from stateline.ops.gated_delta_rule import CHUNK
-from stateline.settings import Positive, at_least
+from stateline.settings import NotNegative, at_least
 
 
 @accumulates("s")
@@ -93,7 +93,7 @@ class GatedDeltaNet(ConvolvedRecurrence):
         d_key: int | None = None,
         expand_v: float = 2,
         d_conv: int = 4,
-        norm_eps: Positive = 1e-5,
+        norm_eps: NotNegative = 1e-5,
         n_products: int = 1,
         reflects: bool = False,
         query_scale: float | None = None,

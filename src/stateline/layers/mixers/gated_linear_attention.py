@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
-from stateline.settings import Positive, at_least
+from stateline.settings import NotNegative, Positive, at_least
 
 
 class GatedLinearAttention(MatrixAttention):
@@ -49,7 +49,7 @@ class GatedLinearAttention(MatrixAttention):
         expand_v: float = 1.0,
         rank: int = 16,
         temperature: Positive = 16.0,
-        norm_eps: Positive = 1e-5,
+        norm_eps: NotNegative = 1e-5,
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=expand_v)
         super().__init__(d_model, n_heads, d_key, d_value)

@@ -148,11 +148,11 @@ class HeadSettings:
     rope_base: Positive = 10_000.0
     rope_scaling: Scaling = "none"
     rope_factor: Positive = 1.0
-    rope_low: Positive = 1.0
-    rope_high: Positive = 4.0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
     rope_original_len: Count = 8192
-    rope_slow: Positive = 1.0
-    rope_fast: Positive = 32.0
+    rope_slow: float = 1.0
+    rope_fast: float = 32.0
     rope_attention_factor: Positive | None = None
     rope_truncate: bool = True
     score_scale: float | None = None
@@ -186,9 +186,9 @@ class HeadSettings:
             return Rotary(dims, self.rope_base, None)
         factor, low, high = self.rope_factor, self.rope_low, self.rope_high
         original = self.rope_original_len
-        if self.rope_scaling == "llama3" and not low < high:
+        if self.rope_scaling == "llama3" and not 0 < low < high:
             raise InputError(
-                f"rope_scaling=llama3 needs rope_low below rope_high, got {low} and {high}"
+                f"rope_scaling=llama3 needs 0 < rope_low < rope_high, got {low} and {high}"
             )
         if self.rope_scaling == "yarn":
             return Rotary(dims, self.rope_base, self._yarn())
@@ -197,9 +197,9 @@ class HeadSettings:
 
     def _yarn(self) -> RopeScaling:
         slow, fast, size = self.rope_slow, self.rope_fast, self.rope_attention_factor
-        if slow >= fast or self.rope_base <= 1:
+        if not 0 < slow < fast or self.rope_base <= 1:
             raise InputError(
-                "rope_scaling=yarn needs rope_slow below rope_fast and rope_base above 1, got "
+                "rope_scaling=yarn needs 0 < rope_slow < rope_fast and rope_base above 1, got "
                 f"{slow}, {fast} and {self.rope_base}"
             )
         factor, original = self.rope_factor, self.rope_original_len

@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.linear_attention import LinearAttentionState, MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
-from stateline.settings import Positive
+from stateline.settings import NotNegative
 
 
 class HGRN2(MatrixAttention):
@@ -54,7 +54,7 @@ class HGRN2(MatrixAttention):
         expand_k: float = 1.0,
         lower_bound: float = 0.0,
         learns_bound: bool = False,
-        norm_eps: Positive = 1e-5,
+        norm_eps: NotNegative = 1e-5,
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=1)
         super().__init__(d_model, n_heads, d_key, d_value)

@@ -19,7 +19,7 @@ from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.layers.norm import unit_length
 from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
-from stateline.settings import Positive, at_least
+from stateline.settings import NotNegative, at_least
 
 
 class KimiDeltaAttention(ConvolvedRecurrence):
@@ -62,7 +62,7 @@ class KimiDeltaAttention(ConvolvedRecurrence):
         d_head: int | None = None,
         rank: int | None = None,
         d_conv: int = 4,
-        norm_eps: Positive = 1e-5,
+        norm_eps: NotNegative = 1e-5,
     ) -> None:
         super().__init__(d_model)
         _, self.d_head = head_sizes(d_model, n_heads, None, d_head)

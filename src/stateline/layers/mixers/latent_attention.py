@@ -16,7 +16,7 @@ from stateline.layers.plain import is_plain
 from stateline.ops import AttentionMask, attention
 from stateline.ops.attention import check_room
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import Positive, at_least
+from stateline.settings import NotNegative, Positive, at_least
 
 
 class LatentAttentionState(NamedTuple):
@@ -83,7 +83,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
         d_rotary: int | None = None,
         position: Literal["rope", "none"] = "rope",
         rope_base: Positive = 10_000.0,
-        norm_eps: Positive = 1e-6,
+        norm_eps: NotNegative = 1e-6,
     ) -> None:
         super().__init__(d_model)
         _, self.d_head = head_sizes(d_model, n_heads, None, d_head)

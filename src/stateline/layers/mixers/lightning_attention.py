@@ -11,7 +11,7 @@ from stateline.layers.derived import derived
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.linear_attention import MatrixAttention
-from stateline.settings import NotNegative, Positive
+from stateline.settings import NotNegative
 
 
 class LightningAttention(MatrixAttention):
@@ -49,7 +49,7 @@ class LightningAttention(MatrixAttention):
         n_heads: int = 4,
         d_head: int | None = None,
         decay_scale: NotNegative = 1.0,
-        norm_eps: Positive = 1e-6,
+        norm_eps: NotNegative = 1e-6,
     ) -> None:
         _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
         super().__init__(d_model, n_heads, self.d_head, self.d_head)

@@ -18,7 +18,7 @@ from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.ops import ScanSignals, selective_scan, selective_scan_step, selective_scan_step_
-from stateline.settings import Positive
+from stateline.settings import NotNegative
 
 
 @accumulates("h")
@@ -79,7 +79,7 @@ class Mamba(ConvolvedRecurrence):
         dt_rank: int | None = None,
         bias: bool = False,
         conv_bias: bool = True,
-        norm_eps: Positive | None = None,
+        norm_eps: NotNegative | None = None,
         learned_norms: bool = False,
     ) -> None:
         super().__init__(d_model)

@@ -25,7 +25,7 @@ from stateline.ops import (
     linear_attention_step_,
 )
 from stateline.ops.linear_attention import CHUNK
-from stateline.settings import NotNegative, Positive
+from stateline.settings import NotNegative
 
 
 @accumulates("h")
@@ -86,7 +86,7 @@ class Mamba2Settings:
     n_groups: int = 1
     bias: bool = False
     conv_bias: bool = True
-    norm_eps: Positive = 1e-5
+    norm_eps: NotNegative = 1e-5
     min_step: NotNegative = 0.0
     normalise: bool = True
     gate_scale: float = 1.0

@@ -17,7 +17,7 @@ from stateline.layers.mixers.mamba2 import head_width
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.ops import LinearSignals, linear_attention
 from stateline.ops.linear_attention import CHUNK
-from stateline.settings import NotNegative, Positive
+from stateline.settings import NotNegative
 
 
 @accumulates("h", "angle")
@@ -99,7 +99,7 @@ class Mamba3(SequenceLayer[Mamba3State]):
         pairs: Literal["adjacent", "halves"] = "adjacent",
         out_norm: bool = False,
         decay_floor: NotNegative = 1e-4,
-        norm_eps: Positive = 1e-5,
+        norm_eps: NotNegative = 1e-5,
     ) -> None:
         super().__init__(d_model)
         self.expand, self.d_inner = expand, int(expand * d_model)

@@ -74,7 +74,7 @@ class MLSTM(MatrixAttention):
         expand_k: float = 0.5,
         expand_v: float = 1.0,
         soft_cap: Positive = 15.0,
-        norm_eps: Positive = 1e-6,
+        norm_eps: NotNegative = 1e-6,
         divisor_eps: NotNegative = 0.0,
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=expand_v)

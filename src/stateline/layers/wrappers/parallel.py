@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stateline.layers.base import AnyLayer, require_same_width
 from stateline.layers.compose import Composite, Stack
-from stateline.settings import Positive
+from stateline.settings import NotNegative
 
 
 class Parallel(Composite):
@@ -38,7 +38,7 @@ class Parallel(Composite):
     takes_several: ClassVar[bool] = True
 
     def __init__(
-        self, core: AnyLayer, *, normalise: bool = False, norm_eps: Positive = 1e-6
+        self, core: AnyLayer, *, normalise: bool = False, norm_eps: NotNegative = 1e-6
     ) -> None:
         super().__init__(core.d_model)
         self.core = core if isinstance(core, Stack) else Stack(core)

@@ -19,7 +19,7 @@ from stateline.layers.compose import (
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.attention import Attention
 from stateline.layers.mixers.feed_forward import FeedForward
-from stateline.settings import Positive, at_least
+from stateline.settings import NotNegative, Positive, at_least
 
 
 class Adapted(nn.Module):
@@ -163,7 +163,7 @@ class SharedTransformer(ActivationCheckpointing, Composite):
         position: Literal["none", "rope"] = "rope",
         rope_base: Positive = 10_000.0,
         bias: bool = False,
-        norm_eps: Positive = 1e-5,
+        norm_eps: NotNegative = 1e-5,
         first: bool = True,
     ) -> None:
         super().__init__(core.d_model)
