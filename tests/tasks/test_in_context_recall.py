@@ -87,7 +87,7 @@ def test_one_value_for_all_keys_is_a_guess() -> None:
         ({"noise": 1.0}, "noise must be a share from 0 to below 1, got noise=1.0"),
         ({"noise": float("nan")}, "noise must be a share"),
         ({"n_noise": 0}, "n_noise=0"),
-        ({"n_keys": 0}, "n_keys=0"),
+        ({"n_keys": 1, "key_length": 20}, "n_keys must be at least 2, got n_keys=1"),
         ({"value_length": 0}, "value_length=0"),
         ({"n_keys": 64, "key_length": 3}, "65,536 keys at most, which n_keys=64"),
     ],

@@ -25,14 +25,14 @@ class InContextRecall(LabelledTask):
         value := value_token{1, value_length}
         noise := noise_token*            as long as a pair
 
-    Sizes and tokens of keys are uniform. Rows to score have keys of the greatest length alone, and
-    near their end the key of an earlier pair, so every row asks for a value; their targets are the
+    Sizes and tokens of keys are uniform. Near its end, every row has the key of an earlier pair, so
+    it asks for a value. Rows to score have keys of the greatest length alone; their targets are the
     values of keys that were seen before. Rows to train on have the next token as target everywhere.
 
     Key tokens come first, then value tokens, then noise tokens.
 
     Args:
-        n_keys: Number of key tokens.
+        n_keys: Number of key tokens, at least 2.
         n_values: Number of value tokens.
         key_length: Most tokens of a key; more than one makes recall fuzzy.
         value_length: Most tokens of a value.
@@ -72,7 +72,8 @@ class InContextRecall(LabelledTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, n_keys=self.n_keys, n_values=self.n_values, n_noise=self.n_noise)
+        at_least(2, n_keys=self.n_keys)
+        at_least(1, n_values=self.n_values, n_noise=self.n_noise)
         at_least(1, key_length=self.key_length, value_length=self.value_length)
         if not 0 <= self.noise < 1:
             raise InputError(f"noise must be a share from 0 to below 1, got noise={self.noise}")
