@@ -157,10 +157,23 @@ def test_activations_are_foretold(pattern: str, precision: str) -> None:
     assert told["activations"] == pytest.approx(sum(kept.values()), rel=0.1)
 
 
+@pytest.mark.parametrize(("loss_chunk", "of_row"), [(None, 6), (1, 1), (9, 2), (99, 6)])
+def test_a_chunk_of_the_loss_has_a_position_of_each_row(loss_chunk: int, of_row: int) -> None:
+    model = meta_model(ModelConfig("attention", 10, 8))
+    told = training_bytes(model, 4, 6, loss_chunk=loss_chunk)["logits"]
+    assert told == 3 * 4 * (4 * of_row) * 10
+
+
+def test_a_layer_may_use_a_constant_that_is_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, constant = meta_model(ModelConfig("attention", 10, 8)), torch.ones(8)
+    monkeypatch.setattr(SequenceLayer, "forward", lambda _, x: x * constant)
+    assert training_bytes(model, 2, 4)["activations"] > 0
+
+
 def test_a_layer_that_needs_values_is_named_where_there_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = meta_model(ModelConfig("attention", 10, 8))
     monkeypatch.setattr(SequenceLayer, "forward", lambda _, x: x * x.sum().item())
-    with pytest.raises(InputError, match=r"needs values of its tensors, as \.item\(\)"):
+    with pytest.raises(InputError, match=r"a layer fails with them, as \.item\(\)"):
         training_bytes(model, 2, 4)

@@ -1,7 +1,6 @@
 """The size of a model, before it is built."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -62,14 +61,15 @@ def training_bytes(
         batch_size: Rows.
         length: Positions of a row.
         recompute: Whether activation checkpointing is on.
-        loss_chunk: Positions whose logits exist at a time; ``None`` means all.
+        loss_chunk: Positions whose logits exist at a time, at least one of each row; ``None`` means
+            all.
         precision: Of matrix products, by autocast.
 
     Returns:
         Bytes of the weights, gradients, activations and logits.
 
     Raises:
-        InputError: If a layer needs the values of its tensors.
+        InputError: If a layer fails with tensors without data, as one that needs their values.
 
     Example:
         >>> model = meta_model(ModelConfig("attention", vocab_size=10, d_model=8))
@@ -78,19 +78,19 @@ def training_bytes(
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     lower = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
-    with _Shapes(), torch.device("cpu"), lower:
+    with _Shapes(allow_non_fake_inputs=True), torch.device("cpu"), lower:
         links = type(model)(model.config).stack.links  # type: ignore[arg-type]  # of that kind
         x = torch.zeros(batch_size, length, model.d_model, requires_grad=True)
         try:
             kept = [_kept_bytes(link, x) for link in links]
         except RuntimeError as error:
             raise InputError(
-                "memory is estimated with tensors that have no values, and a layer needs values "
-                f"of its tensors, as .item() and .numpy() do: {str(error).partition(chr(10))[0]}"
+                "memory is estimated with tensors that have no values, and a layer fails with "
+                f"them, as .item() and .numpy() do: {str(error).partition(chr(10))[0]}"
             ) from error
     inputs = len(kept) * x.nbytes
-    positions = min(batch_size * length, loss_chunk or math.inf)
-    logits = 4 * int(positions) * model.config.n_outputs
+    of_row = min(length, max(1, loss_chunk // batch_size)) if loss_chunk else length
+    logits = 4 * batch_size * of_row * model.config.n_outputs
     return {
         "weights": weights,
         "gradients": weights,
