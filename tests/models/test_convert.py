@@ -258,6 +258,16 @@ class TestWhatIsWrongIsNamed:
         with pytest.raises(InputError, match=r"hold 'gpt_neox.layers.1.* and 11 more, for which"):
             load_pretrained(published(tmp_path, num_hidden_layers=1))
 
+    @pytest.mark.parametrize("prefix", ["ema.", "z_ema.", "gpt_neox."])
+    @pytest.mark.parametrize("first", ["own", "other"])
+    def test_a_second_model_with_a_prefix(self, tmp_path: Path, prefix: str, first: str) -> None:
+        other = {prefix + name: tensor + 1 for name, tensor in official().items()}
+        both = official() | other if first == "own" else other | official()
+        (published(tmp_path) / "model.safetensors").unlink()
+        torch.save(both, tmp_path / "pytorch_model.bin")
+        with pytest.raises(InputError, match=rf"hold '{prefix}\S+' and \d+ more, for which"):
+            load_pretrained(tmp_path)
+
     def test_a_tensor_in_two_files(self, tmp_path: Path) -> None:
         (published(tmp_path) / "model.safetensors").unlink()
         tensors, files = official(), ["model-1.safetensors", "model-2.safetensors"]

@@ -350,12 +350,14 @@ def groups(config: ModelConfig, names: Names) -> Written:
 def matched(found: Collection[str], parts: Sequence[Part], names: Names) -> dict[str, str]:
     """The name in a file of each official tensor; InputError if any is missing or left over.
 
-    What stands before the name of the embedding is removed from all names: DDP saves ``module.``
-    there, and ``torch.compile`` saves ``_orig_mod.``.
+    What stands before the name of the embedding is removed if all names begin with it: DDP saves
+    ``module.`` there, and ``torch.compile`` saves ``_orig_mod.``.
     """
     embedding = f"{names.embedding}.weight"
-    before = next((n.removesuffix(embedding) for n in found if n.endswith(f".{embedding}")), "")
-    inside = {name.removeprefix(before): name for name in found}
+    ends = [name for name in found if name.endswith(embedding)]
+    before = min(ends, key=len, default=embedding).removesuffix(embedding)
+    wrapped = all(name.startswith(before) for name in found)
+    inside = {name.removeprefix(before) if wrapped else name: name for name in found}
     spelled = names.spell([name for name in inside if not re.search(BUFFERS, name)])
     if embedding not in spelled.values():
         spelled = {n: t if t.startswith(names.head) else names.base + t for n, t in spelled.items()}
