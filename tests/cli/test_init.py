@@ -1,5 +1,6 @@
 """``stateline train --init``: a run that starts from the weights of a model of any kind."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,21 +135,55 @@ def test_a_text_of_other_tokens_than_those_of_the_first_model_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_run_that_starts_from_another_model_is_not_continued(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+CHECKPOINT = "checkpoints/step-00000001"
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options that continue the run ``then``, which starts from ``first`` and not ``other``."""
     task, _ = replaced(tmp_path)
-    first, other, then = (str(tmp_path / name) for name in ("first", "other", "then"))
-    save_model(load_any(Path(first)), Path(other))
-    rest = ["--task", task, "--out", then]
-    assert train(first, *rest) == train(f"{first}/", *rest, "--resume") == 0
-    recipe = (tmp_path / "then" / "config.yaml").read_text()
-    assert train(other, *rest, "--resume") == 2
-    message = (
-        f"the run in {then} starts from the weights in {first}/, not from the weights in {other}"
-    )
-    assert message in capsys.readouterr().err
-    assert (tmp_path / "then" / "config.yaml").read_text() == recipe
+    monkeypatch.chdir(tmp_path)
+    save_model(LanguageModel(load_any(Path("first")).config), Path("other"))
+    Path("then", CHECKPOINT).mkdir(parents=True)
+    Path("then/config.yaml").write_text("init: first\n")
+    return ["--task", task, "--out", "then", "--resume"]
+
+
+@pytest.mark.parametrize(
+    ("init", "words"),
+    [
+        ("other", "the weights in first, not from the weights in other"),
+        ("", "the weights in first"),
+    ],
+)
+def test_a_run_that_starts_from_another_model_is_not_continued(
+    planted: list[str], capsys: pytest.CaptureFixture[str], init: str, words: str
+) -> None:
+    recipe = Path("then/config.yaml").read_text()
+    assert train(*([init] if init else ["attention*2"]), *planted) == 2
+    assert f"the run in then starts from {words}" in capsys.readouterr().err
+    assert Path("then/config.yaml").read_text() == recipe
+
+
+@pytest.mark.parametrize("before", ["first/", "second", "gone"])
+def test_the_model_that_a_run_starts_from_may_be_named_in_another_way(
+    planted: list[str], capsys: pytest.CaptureFixture[str], before: str
+) -> None:
+    """From another working directory, or after it was moved."""
+    shutil.copytree("first", "second")
+    Path("then/config.yaml").write_text(f"init: {before}\n")
+    assert train("first", *planted) == 2
+    assert f"{CHECKPOINT} is damaged" in capsys.readouterr().err  # it is empty
+
+
+def test_random_weights_are_not_the_model_in_the_working_directory(
+    planted: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("then/config.yaml").write_text("init: ''\n")
+    planted[planted.index("then")] = str(Path("then").absolute())
+    monkeypatch.chdir("first")
+    assert train(".", *planted) == 2
+    assert "starts from random weights, not from the weights in ." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from stateline.errors import InputError
 from stateline.files import check_writable, read_yaml, write_text
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
-from stateline.runs.initial import as_in_folder, told_start
+from stateline.runs.initial import as_in_folder, told_start, weights_hash
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord
 from stateline.runs.store import write_single, writing
@@ -154,7 +154,7 @@ def _check_init(job: Job, folder: Path) -> None:
     """Raise InputError if the run in a folder starts from another model than a job."""
     kept = read_yaml(folder / CONFIG, "recipe of the run")
     before = str(kept.get("init") or "") if isinstance(kept, dict) else job.init
-    if os.path.realpath(before) != os.path.realpath(job.init):
+    if not _same_start(before, job.init):
         words = [
             f"the weights in {init}" if init else "random weights" for init in (before, job.init)
         ]
@@ -162,3 +162,11 @@ def _check_init(job: Job, folder: Path) -> None:
             f"the run in {folder} starts from {words[0]}, not from {words[1]}: give the same, or "
             "choose another folder with --out"
         )
+
+
+def _same_start(before: str, now: str) -> bool:
+    """Whether two folders hold the same weights; a folder that is gone may have been moved."""
+    if not before or not now:
+        return before == now
+    gone = not os.path.exists(before)
+    return gone or os.path.samefile(before, now) or weights_hash(before) == weights_hash(now)
