@@ -115,6 +115,13 @@ def test_a_configuration_tells_the_number_of_layers(make: Make, pattern: str, nu
     config = hf.wrap(make(pattern)).config
     assert config.num_hidden_layers == number
     assert "num_hidden_layers" not in config.to_dict()
+    given = config.to_dict() | {"num_hidden_layers": number}
+    found = hf.StatelineConfig.from_dict(given, num_hidden_layers=number)
+    found.update({"num_hidden_layers": number})
+    assert found.to_dict() == config.to_dict()
+    for settings in ({"num_hidden_layers": 2}, {}):
+        with pytest.raises(InputError, match=rf"must be {number}, .*got 2: change pattern instead"):
+            hf.StatelineConfig.from_dict(config.to_dict() | settings, num_hidden_layers=2)
 
 
 def test_a_wrapped_model_shares_its_tensors(make: Make) -> None:

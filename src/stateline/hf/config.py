@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
+from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import Item, parse_pattern
 
@@ -29,17 +30,32 @@ class StatelineConfig(PreTrainedConfig):
 
     def __init__(self, *, use_cache: bool = True, **settings: Any) -> None:
         given = {self.attribute_map.get(name, name): value for name, value in settings.items()}
-        super().__init__(**{name: value for name, value in given.items() if name not in _NAMES})
+        later = (*_NAMES, "num_hidden_layers")
+        super().__init__(**{name: value for name, value in given.items() if name not in later})
         # transformers also makes a configuration without arguments
         own = dataclasses.asdict(ModelConfig("h3", vocab_size=256))
         own |= {"use_cache": use_cache, **dict.fromkeys(_TOKENS)}
         for name, default in own.items():
             setattr(self, name, given.get(name, default))
+        if "num_hidden_layers" in given:
+            self.num_hidden_layers = given["num_hidden_layers"]
 
     @property
     def num_hidden_layers(self) -> int:
-        """Number of layers in the pattern, where a wrapper and its core count as one."""
+        """Number of layers in the pattern, where a wrapper and its core count as one.
+
+        Raises:
+            InputError: If it is set to another number.
+        """
         return _count(parse_pattern(self.pattern))
+
+    @num_hidden_layers.setter
+    def num_hidden_layers(self, number: int) -> None:
+        if number != self.num_hidden_layers:
+            raise InputError(
+                f"num_hidden_layers must be {self.num_hidden_layers}, the number of layers of "
+                f"{self.pattern!r}, got {number!r}: change pattern instead"
+            )
 
     @classmethod
     def of(cls, config: ModelConfig, **settings: Any) -> "StatelineConfig":
