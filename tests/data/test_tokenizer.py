@@ -145,17 +145,28 @@ def test_a_generation_config_beside_a_tokenizer_names_further_end_tokens(
     assert load_tokenizer(tmp_path / "run").end_tokens == tokenizer.end_tokens
 
 
-@pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.jinja"])
-def test_the_template_of_chats_goes_with_a_tokenizer(place: str, bpe: Path, tmp_path: Path) -> None:
+CHAT = "{{ messages[0].content }}"
+SEVERAL = [{"name": "tools", "template": "{{ tools }}"}, {"name": "default", "template": CHAT}]
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("tokenizer_config.json", json.dumps({"chat_template": CHAT})),
+        ("tokenizer_config.json", json.dumps({"chat_template": SEVERAL})),
+        ("chat_template.jinja", CHAT),
+    ],
+)
+def test_the_template_of_chats_goes_with_a_tokenizer(
+    place: str, text: str, bpe: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("tokenizers")
     shutil.copy(bpe, tmp_path / FILE)
-    chat = "{{ messages[0].content }}"
-    text = json.dumps({"chat_template": chat}) if place.endswith("json") else chat
     (tmp_path / place).write_text(text)
     (tmp_path / "run").mkdir()
     load_tokenizer(tmp_path).save(tmp_path / "run" / FILE)
     settings = json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
-    assert settings["chat_template"] == chat
+    assert settings["chat_template"] == CHAT
 
 
 def beginning_with(name: str, bpe: Path, folder: Path, end: str = "") -> Path:

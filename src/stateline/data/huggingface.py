@@ -309,6 +309,9 @@ def special_tokens(folder: Path) -> SpecialTokens:
     chat, template = settings.get("chat_template"), folder / TEMPLATE
     if template.is_file():
         chat = read_text(template, "template of chats")
+    if isinstance(chat, list):  # of several, as transformers also writes them
+        named = (each for each in chat if isinstance(each, dict) and each.get("name") == "default")
+        chat = next(named, {}).get("template")
     return SpecialTokens(begin, end, numbers, chat if isinstance(chat, str) else "")
 
 
