@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,13 @@ from stateline.models.checkpoint import load_any, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import ClassifierConfig, RegressorConfig
-from stateline.runs.initial import as_in_folder, new_tensors, start_from, weights_hash
+from stateline.runs.initial import (
+    as_in_folder,
+    check_tokenizer,
+    new_tensors,
+    start_from,
+    weights_hash,
+)
 from tests.tasks.small_data import task_on
 
 ATTENTION = ("attention", "sliding_attention")
@@ -128,11 +135,31 @@ def test_a_text_of_other_tokens_than_those_of_the_first_model_is_refused(
 ) -> None:
     task, _ = replaced(tmp_path)
     first, then = tmp_path / "first", tmp_path / "then"
-    for tokenizer, code in ((CharacterTokenizer("abc"), 2), (ByteTokenizer(), 0)):
+    for tokenizer, code in ((ByteTokenizer(), 0), (CharacterTokenizer("abc"), 2)):
         tokenizer.save(first / "tokenizer.json")
         assert train(str(first), "--task", task, "--out", str(then), "--dry_run") == code
+    compare = ["compare", str(first), "--tasks", task, "--out", str(then), "--device", "cpu"]
+    assert main(compare) == 2
     message = f"tokenizer of the model in {first}: token 0 is 'a' there, but '\\x00' in the task"
-    assert message in capsys.readouterr().err
+    assert capsys.readouterr().err.count(message) == 2
+
+
+def test_all_tokens_of_a_text_and_of_the_first_model_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenizers of byte-level BPE have the first 256 in common."""
+    save_model(LanguageModel(ModelConfig("attention", 2001, 8)), tmp_path)
+    characters = "".join(map(chr, range(256, 2256)))
+    CharacterTokenizer(f"{characters}a").save(tmp_path / "tokenizer.json")
+    tasks = [
+        SimpleNamespace(has_text=True, tokenizer=CharacterTokenizer(characters + last))
+        for last in ("", "a", "b")
+    ]
+    check_tokenizer(tasks[0], str(tmp_path))
+    with pytest.raises(InputError, match="token 2000 is 'a' there, but 'b' in the task"):
+        check_tokenizer(tasks[2], str(tmp_path))
+    monkeypatch.setattr(CharacterTokenizer, "decode", None)
+    check_tokenizer(tasks[1], str(tmp_path))  # the same file needs no comparison
 
 
 CHECKPOINT = "checkpoints/step-00000001"

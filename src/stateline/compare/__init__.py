@@ -18,6 +18,7 @@ from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.files import sole_writer
 from stateline.runs.folder import stored_run
+from stateline.runs.initial import check_tokenizer
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import Results, RunRecord
 from stateline.runs.speed import Detail, time_jobs
@@ -73,6 +74,8 @@ def compare(
     for job in sweep.jobs:
         if job.training.seed == 0:
             check_job(job, tasks[job.task])
+    for task, init in dict.fromkeys((job.task, job.init) for job in sweep.jobs if job.init):
+        check_tokenizer(tasks[task], init)
     if (folder / METRICS).exists():
         raise InputError(f"{folder} holds a run, not a comparison: choose another with --out")
     with sole_writer(folder):

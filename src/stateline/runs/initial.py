@@ -22,9 +22,6 @@ from stateline.models.factory import AnyModel, make_model, meta_model
 FREE: tuple[str, ...] = ("embedding_dropout", "residual_dropout", "init")
 """Settings that may differ from the initial model's: they do not change the function."""
 
-_COMPARED = 1000
-"""Tokens by which tokenizers are compared: different ones share few of their first tokens."""
-
 OF_OUTPUTS = ("tie_embeddings", "head_bias", "logits_divisor", "logits_soft_cap")
 """Settings of the outputs of a language model, without effect in other kinds."""
 
@@ -106,8 +103,10 @@ def check_tokenizer(task: Any, folder: str) -> None:
     file = own_tokenizer(find_model(folder)) if task.has_text else None
     if file is None:
         return
-    both = task.tokenizer, load_tokenizer(file)
-    for number in range(min(_COMPARED, *(each.vocab_size for each in both))):
+    both = [each.without_beginning() for each in (task.tokenizer, load_tokenizer(file))]
+    if both[0].to_json() == both[1].to_json():
+        return
+    for number in range(min(each.vocab_size for each in both)):
         here, there = (each.decode([number]) for each in both)
         if here != there:
             raise InputError(

@@ -10,7 +10,6 @@ from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.size import meta_model, training_bytes
 from stateline.runs.folder import slug
-from stateline.runs.initial import check_tokenizer
 from stateline.tasks import Task
 from stateline.train.config import TrainConfig
 from stateline.train.fit import check_fit
@@ -88,7 +87,7 @@ def _hashed(settings: Any) -> dict[str, Any]:
 
 
 def check_job(job: Job, task: Task) -> None:
-    """Check, before anything is written, that the task suits the model, and the one it starts from.
+    """Check, before anything is written, that the task can score the model and carry its state.
 
     Raises:
         InputError: If the job would fail after it has begun.
@@ -96,8 +95,6 @@ def check_job(job: Job, task: Task) -> None:
     task.check()
     _check_positions(task, job.model.max_len)
     check_fit(meta_model(job.model), task, job.training)
-    if job.init:
-        check_tokenizer(task, job.init)
 
 
 def _check_positions(task: Task, limit: int | None) -> None:

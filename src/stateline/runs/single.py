@@ -9,7 +9,7 @@ from stateline.errors import InputError
 from stateline.files import check_writable, read_yaml, write_text
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
-from stateline.runs.initial import as_in_folder, told_start, weights_hash
+from stateline.runs.initial import as_in_folder, check_tokenizer, told_start, weights_hash
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord
 from stateline.runs.store import write_single, writing
@@ -61,6 +61,8 @@ def single_job(
         metric=task.metric,
     )
     check_job(job, task)
+    if init:
+        check_tokenizer(task, init)
     return job
 
 
