@@ -24,6 +24,15 @@ MISTAKES = [
     (["train", "h3", "--train.steps", "many"], "train.steps must be int, got 'many'"),
     (["check", "h3", "--d_model", "1.5"], "d_model must be int, got '1.5'"),
     (["check", "http://localhost:1", "--key", ""], "--key is empty: give a key, or leave it out"),
+    (["check", "http://localhost:1", "--length", "9"], "--length is not for servers: give a patt"),
+    (
+        ["check", "hf:numbers", "--chunks", "2", "3"],
+        "--chunks is for layers: give a pattern or the",
+    ),
+    (
+        ["check", "h3", "--state_dtype", "int8", "--chunks", "2", "3"],
+        "--chunks has no effect with --state_dtype: leave one out",
+    ),
     # Patterns
     (["info", "mamba-13m"], "unknown preset 'mamba-13m': did you mean 'mamba-130m'?"),
     (["info", "atention"], "unknown layer 'atention': did you mean 'attention'?"),

@@ -172,7 +172,9 @@ def saved(tmp_path: Path) -> Any:
 def test_the_command_checks_a_folder(saved: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", saved("gpt_neox"), "lstm", "--device", "cpu"]) == 0
     assert main(["check", saved("mamba"), "--device", "cpu"]) == 1
-    shown = capsys.readouterr().out
+    assert main(["check", saved("mamba"), "--length", "9"]) == 2
+    shown, error = capsys.readouterr()
+    assert "length at least 24, got torch.float64, 9" in error
     assert "gpt_neox: every offered call is right" in shown
     assert "lstm: the law holds" in shown
     assert "NOT safe: continuation by several tokens" in shown

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import Namespace
 
@@ -45,11 +45,12 @@ def add_arguments(parser: Parser) -> None:
     option("seed", int, 0, about)
     about = "show how far a state in this precision drifts, by length"
     option("state_dtype", list[Literal["bfloat16", "float16", "int8"]], None, about)
-    about = "tokens that are read: by default 4096 for --state_dtype; for layers 300 in one call, "
-    option("length", int, None, about + "or 0 for no long sequence")
-    option(
-        "chunks", list[int], [5, 1, 3, 4], "for layers: lengths of the chunks of the short sequence"
+    about = (
+        "tokens that are read: by default 4096 for --state_dtype and 40 for hf:; for layers 300 "
     )
+    option("length", int, None, about + "in one call, or 0 for no long sequence")
+    about = "for layers: lengths of the chunks of the short sequence, by default 5, 1, 3, 4"
+    option("chunks", list[int], None, about)
     option("json", str, None, "for servers: write the results to this file")
     add_device(parser)
 
@@ -76,21 +77,21 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     dtype = torch.float32 if given.float32 else torch.float64
     folders = [name for name in names if name.startswith(HUGGING_FACE)]
     urls = [name for name in names if name.startswith(("http://", "https://"))]
-    if given.json is not None and not urls:
-        raise InputError("--json holds the results of servers: give http://HOST/v1")
     layers = {
         name: _layer(name, given.d_model).to(device)
         for name in names
         if name not in folders and name not in urls
     }
+    _check_used(given, layers=bool(layers), folders=bool(folders), urls=bool(urls))
 
     def checked() -> Iterator[LawReport | ModelReport | ServerReport]:
         for name, layer in layers.items():
-            keywords = {"chunks": given.chunks, "seed": given.seed, **_length(given)}
+            keywords = {"seed": given.seed, **_set(given, "length", "chunks")}
             yield check_layer(layer, dtype=dtype, name=name, **keywords)
         for name in folders:
             model = load_hugging_face(name.removeprefix(HUGGING_FACE), device=device)
-            yield check_model(model, dtype=dtype, name=name)
+            keywords = {"seed": given.seed, **_set(given, "length")}
+            yield check_model(model, dtype=dtype, name=name, **keywords)
         for url in urls:
             yield check_server(url, given.model, key=key_of(given), seed=given.seed)
 
@@ -107,9 +108,19 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     return 1 if broken else 0
 
 
-def _length(given: Namespace) -> dict[str, int]:
-    """The length, if it is not the default of the function that takes it."""
-    return {} if given.length is None else {"length": given.length}
+def _check_used(given: Namespace, *, layers: bool, folders: bool, urls: bool) -> None:
+    """Refuse options that have no effect on what is checked."""
+    if given.json is not None and not urls:
+        raise InputError("--json holds the results of servers: give http://HOST/v1")
+    if given.chunks is not None and not layers:
+        raise InputError("--chunks is for layers: give a pattern or the folder of a model")
+    if given.length is not None and not layers and not folders:
+        raise InputError("--length is not for servers: give a pattern or the folder of a model")
+
+
+def _set(given: Namespace, *names: str) -> dict[str, Any]:
+    """The options that are set; others have the defaults of the function that takes them."""
+    return {name: given[name] for name in names if given[name] is not None}
 
 
 def _all_layers() -> list[str]:
@@ -149,6 +160,8 @@ def _print_drift(given: Namespace, device: "torch.device") -> None:
     from stateline.models.language_model import LanguageModel
     from stateline.models.presets import configure
 
+    if given.chunks is not None:
+        raise InputError("--chunks has no effect with --state_dtype: leave one out")
     if not given.names:
         raise InputError("--state_dtype needs a pattern or the folder of a model")
     dtypes = given.state_dtype
@@ -161,7 +174,7 @@ def _print_drift(given: Namespace, device: "torch.device") -> None:
             model = LanguageModel(config).eval()
         heading = f"{name}: change of the next token's distribution (and of the state)\n"
         heading += f"{'tokens':>10}" + "".join(f"{dtype:>19}" for dtype in dtypes) + "\n"
-        for found in drift(model.to(device), dtypes, seed=given.seed, **_length(given)):
+        for found in drift(model.to(device), dtypes, seed=given.seed, **_set(given, "length")):
             cells = (f"{found.answers[own]:9.1e} ({found.state[own]:.1e})" for own in dtypes)
             line = f"{found.length:>10,}" + "".join(f"{cell:>19}" for cell in cells)
             print(heading + line, flush=True)
