@@ -328,7 +328,7 @@ def test_an_exported_tokenizer_writes_chats(tmp_path: Path) -> None:
     ("kind", "exported"), [("byte", False), ("byte", True), ("character", False), ("bpe", True)]
 )
 def test_transformers_reads_the_tokenizer_of_a_run_that_becomes_one_of_its_models(
-    kind: str, exported: bool, tmp_path: Path
+    kind: str, exported: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -340,6 +340,7 @@ def test_transformers_reads_the_tokenizer_of_a_run_that_becomes_one_of_its_model
         hf.export(run, tmp_path / "exported")
         run = tmp_path / "exported"
     assert main(["convert", str(run), str(tmp_path / "out"), "--to", "mamba-hf"]) == 0
+    assert "\nwrote tokenizer.json, " in capsys.readouterr().out
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert found(TEXT)["input_ids"] == own.encode(TEXT).tolist()
     assert found.decode(own.encode(TEXT)) == TEXT

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stateline import load_pretrained
 from stateline.cli import main
+from stateline.data import ByteTokenizer
 from stateline.errors import InputError
 from stateline.generate import load_run
 from stateline.models.checkpoint import load_model, save_model
@@ -247,6 +248,22 @@ def test_the_template_of_chats_and_a_tokenizer_of_sentencepiece_go_with_a_model(
     assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "ours")]) == 0
     assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "b"), "--to", "mamba-hf"]) == 0
     assert {name: (tmp_path / "b" / name).read_text() for name in names} == {n: n for n in names}
+
+
+def test_without_transformers_a_tokenizer_is_copied_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(LanguageModel(ModelConfig("mamba", 256, 16, norm="rms")), tmp_path / "run")
+    ByteTokenizer().save(tmp_path / "run" / "tokenizer.json")
+    for package in ("transformers", "tokenizers"):
+        monkeypatch.setitem(sys.modules, package, None)
+    convert = ["convert", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "mamba-hf"]
+    assert main(convert) == 0
+    told = capsys.readouterr().out
+    assert "and transformers may not read it: pip install 'stateline[hf]'" in told
+    assert "copied tokenizer.json\n" in told
+    files = [tmp_path / place / "tokenizer.json" for place in ("run", "out")]
+    assert files[0].read_text() == files[1].read_text()
 
 
 MEMORY = """

@@ -5,6 +5,7 @@ SRC is a folder or a file in any known format, which is recognised; DST is a new
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from stateline.cli.options import add_dtype, user_folder
 from stateline.cli.parser import Parser
 from stateline.devices import resolve_dtype
-from stateline.errors import InputError, needed
+from stateline.errors import InputError
 from stateline.files import parse_json_object, read_json_object, write_text
 
 if TYPE_CHECKING:
@@ -63,8 +64,14 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     beside = next((place for place in tokenizer_places(source) if tokenizer_files(place)), None)
     tokens = dict(found.tokens)
     with TemporaryDirectory() as made:
-        family = given.to in CONVERTERS and CONVERTERS[given.to].kinds
-        if beside and family and (own := own_tokenizer(source)):
+        family, verb = given.to in CONVERTERS and CONVERTERS[given.to].kinds, "copied"
+        own = own_tokenizer(source) if beside and family else None
+        if own and find_spec("transformers") is None:
+            print(
+                "the tokenizer is copied as it is, and transformers may not read it: "
+                "pip install 'stateline[hf]', then convert again"
+            )
+        elif own and beside:
             text = load_tokenizer(own)
             if "eos_token_id" not in tokens:
                 if text.begin_of_text is not None:
@@ -75,10 +82,10 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
             if not isinstance(text, HuggingFaceTokenizer) or text.padding >= size:
                 tokens.pop("pad_token_id", None)
                 _write_for_transformers(text, beside, Path(made))
-                beside = Path(made)
+                beside, verb = Path(made), "wrote"
         write_pretrained(model, given.dst, given.to, tokenizer_from=beside, tokens=tokens)
         if beside:
-            print(f"copied {', '.join(path.name for path in tokenizer_files(beside))}")
+            print(f"{verb} {', '.join(path.name for path in tokenizer_files(beside))}")
     print(f"wrote {given.dst} ({given.to})")
     return 0
 
@@ -88,7 +95,6 @@ def _write_for_transformers(text: "Tokenizer", beside: Path, folder: Path) -> No
 
     It has no padding token: that of exported tokenizers has no row in models of transformers.
     """
-    needed("transformers", "the tokenizer of this model", "hf")
     from stateline.data.huggingface import GENERATION
     from stateline.hf import tokenizer
 
