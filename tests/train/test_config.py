@@ -20,7 +20,6 @@ from stateline.train.config import TrainConfig
         ({"beta2": -0.1}, "beta2 must be from 0 to below 1, got -0.1"),
         ({"schedule": "lineer"}, "wants schedule to be one of constant, .*, got 'lineer'"),
         ({"schedule": "constant", "schedule_steps": 9}, "schedule_steps is for schedule=linear or"),
-        ({"schedule_steps": 100}, "be above the 100 updates of the warm-up, got 100: raise it"),
         ({"decay_steps": 9}, "decay_steps is for schedule=wsd, got schedule=cosine"),
         ({"schedule": "wsd", "decay_steps": 0}, "decay_steps must be at least 1, got 0"),
         ({"schedule": "wsd", "decay_steps": 1001}, "at most the 1000 updates of the schedule"),

@@ -99,6 +99,18 @@ def test_an_interrupted_run_saves_and_goes_on(
     assert learned(tmp_path / "whole") == learned(tmp_path / "halves")
 
 
+def test_a_schedule_that_ends_in_the_warm_up_is_refused_for_new_runs_alone(
+    text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"warmup_steps": 2, "schedule_steps": 2}
+    with pytest.raises(InputError, match="be above the 2 updates of the warm-up, got 2: raise it"):
+        run(text, tmp_path, **settings)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("stateline.train.loop.check_schedule", lambda _: None)
+        run(text, tmp_path, until=4, **settings)
+    assert run(text, tmp_path, **settings).stopped == "finished"
+
+
 def test_the_random_state_is_kept(text: Text, tmp_path: Path) -> None:
     made = model()
     run(text, tmp_path, until=4, of=made)

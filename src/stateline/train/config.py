@@ -171,12 +171,6 @@ class TrainConfig:
                     f"{name} is for {choice}={one}, got {choice}={chosen}: leave it out, or take "
                     f"{one}"
                 )
-        end, warmup = self.schedule_steps, min(self.warmup_steps, self.steps // 2)
-        if end is not None and end <= warmup:
-            raise InputError(
-                f"schedule_steps must be above the {warmup} updates of the warm-up, got {end}: "
-                "raise it, or lower warmup_steps"
-            )
         adafactor = self.optimizer.startswith("adafactor")
         if adafactor and (self.shard or self.parallel) not in (1, "ddp"):
             raise InputError("adafactor works with whole parameters: take parallel=ddp")

@@ -21,6 +21,16 @@ def check_fit(model: AnyModel, task: Task, config: TrainConfig) -> None:
         _check_carried_state(model, task, config)
 
 
+def check_schedule(config: TrainConfig) -> None:
+    """Raise InputError if a new run would have nothing but a warm-up before its schedule ends."""
+    end, warmup = config.schedule_steps, min(config.warmup_steps, config.steps // 2)
+    if end is not None and end <= warmup and not config.warmup_overlaps:
+        raise InputError(
+            f"schedule_steps must be above the {warmup} updates of the warm-up, got {end}: "
+            "raise it, or lower warmup_steps"
+        )
+
+
 def _check_carried_state(model: AnyModel, task: Task, config: TrainConfig) -> None:
     if not task.carries_state:
         raise InputError(

@@ -22,7 +22,7 @@ from stateline.tasks.base import Task
 from stateline.train.batches import Batches
 from stateline.train.checkpoint import Save
 from stateline.train.config import TrainConfig
-from stateline.train.fit import check_fit
+from stateline.train.fit import check_fit, check_schedule
 from stateline.train.folder import found
 from stateline.train.metrics import (
     METRICS,
@@ -130,6 +130,8 @@ class Trainer:
         self.processes, self.folder = processes, folder
         self.defined_by = {"run": run, "train": settings_that_count(config)}
         self.kept = [] if folder is None else found(folder)
+        if not self.kept:
+            check_schedule(config)
         newest = self.kept[-1].name if self.kept else "none"
         own = {"run": run, "train": asdict(config), "folder": {"newest checkpoint": newest}}
         check_alike(processes.share(own))
