@@ -37,6 +37,11 @@ def hidden_and_logits(of: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
     return seen[0], logits
 
 
+def test_reduced_logits_need_rows_and_tokens() -> None:
+    with pytest.raises(InputError, match="reduce needs rows and tokens, got "):
+        model("lstm")(torch.zeros(0, 3, dtype=torch.int64), reduce=lambda logits, h: logits(h))
+
+
 @pytest.mark.usefixtures("unannotated")
 def test_a_pattern_alone_is_no_configuration() -> None:
     with pytest.raises(InputError, match=r"takes a ModelConfig, got str: give such as ModelConfig"):

@@ -137,6 +137,8 @@ def _count_axes(name: str) -> int:
 
 def _call_empty(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
     """Results for no rows or no tokens."""
+    if options.get("reduce") is not None:
+        raise InputError(f"reduce needs rows and tokens, got {shown(x)}: leave it out for none")
     axes = x.shape[: _count_axes(name)]
     x = x.new_zeros(*(max(1, size) for size in axes), *x.shape[len(axes) :])
     state = () if name == "forward" else (layer.init_state(len(x), capacity=1),)
