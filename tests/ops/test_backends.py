@@ -392,9 +392,13 @@ class TestRegistration:
             (("fft_conv", 3, None), "name must be a str, got a int"),
             (
                 ("fft_conv", "mine", None),
-                "'mine' of fft_conv needs a function of these names",
+                "'mine' of fft_conv needs a function of these names: fft_conv, got a NoneType$",
             ),
-            (("pointwise", "mine", None), "needs a function of these names: feed_forward, rotary$"),
+            (
+                ("fft_conv", "mine", SimpleNamespace(fft_conv=3)),
+                "got a SimpleNamespace, whose fft_conv cannot be called$",
+            ),
+            (("pointwise", "mine", None), "of these names: feed_forward, rotary, got a"),
         ],
     )
     def test_what_does_not_fit_is_refused(

@@ -165,7 +165,6 @@ class Op:
         self.name, self.example, self._package = package.rpartition(".")[2], example, package
         self._sources: dict[str, object] = {name: f"{package}.{name}_backend" for name in backends}
         self._sources |= {"torch": f"{package}.pytorch", "reference": f"{package}.reference"}
-        self._built_in = tuple(self._sources)
         self._modules: dict[str, tuple[Any, str]] = {}
         self.candidates = SimpleNamespace()
         OPS[self.name] = self
@@ -224,10 +223,12 @@ class Op:
         check_choice(f"backend of {self.name}", before, names)
         if not isinstance(source, str | EntryPoint):  # the others are imported when needed
             functions = [n for n in self.functions() if _function(source, n) is not None]
-            if not functions or not all(callable(getattr(source, n, len)) for n in functions):
+            wrong = [n for n in functions if not callable(getattr(source, n, len))]
+            if not functions or wrong:
+                told = f", whose {wrong[0]} cannot be called" if wrong else ""
                 raise InputError(
                     f"the backend {backend!r} of {self.name} needs a function of these names: "
-                    f"{', '.join(self.functions())}"
+                    f"{', '.join(self.functions())}, got a {type(source).__name__}{told}"
                 )
         OWN.add((self.name, backend))
         names.insert(names.index(before), backend)
@@ -241,7 +242,7 @@ class Op:
         Raises:
             InputError: If there is no such backend of your own.
         """
-        own = [name for name in self._sources if name not in self._built_in]
+        own = [name for name in self._sources if (self.name, name) in OWN]
         if backend not in own:
             added = ", ".join(own) or "none"
             raise InputError(f"{self.name} has no own backend {backend!r}: registered are {added}")
