@@ -177,6 +177,7 @@ def test_what_is_no_state_is_refused(call: Callable[[Any], object], wrong: objec
         (lambda *_: load_state("x", None), "layer must be a Module, got a NoneType"),
         (lambda _, state: save_state("x", state, None), "layer must be a Module, got a NoneT"),
         (lambda _, state: to(state, device="gpu"), "device must be auto, cpu, cuda"),
+        (lambda _, state: to(state, device=0), "device must be auto, cpu, cuda, cuda:N"),
         (lambda _, state: to(state, dtype="bfloat16"), "dtype must be of floats"),
         (lambda _, state: to(state, dtype=torch.int64), "dtype must be of floats"),
     ],

@@ -213,8 +213,8 @@ def to(
             floating-point numbers.
     """
     leaves_of(state)  # refuses what is no state
-    if isinstance(device, str):
-        device = resolve_device(device)
+    if device is not None and not isinstance(device, torch.device):
+        device = resolve_device(str(device))
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise InputError(f"dtype must be of floats, such as torch.bfloat16, got {dtype!r}")
 
