@@ -89,7 +89,11 @@ def load_run(
 
 
 def read_model_config(folder: str | Path) -> ModelConfig:
-    """The configuration of the model in a folder, as for :func:`load_run`; reads no weights."""
+    """The configuration of the model in a folder, as for :func:`load_run`; reads no weights.
+
+    Raises:
+        InputError: If there is none, or it is damaged or of an unknown format.
+    """
     home = find_model(folder)
     return published_config(home) if is_published(home) else read_config(home / CONFIG)
 

@@ -103,6 +103,8 @@ def dplr_ssm_every(
     It costs less than the whole response if the weights have many readouts.
 
     Args:
+        u: Input signal.
+        weights: Weights.
         stride: Inputs per output, at least 1.
 
     Returns:

@@ -130,6 +130,9 @@ def h3_core_stepper(weights: H3Weights, *, backend: str = "auto") -> Stepper:
 
     Values that depend only on the weights are computed here once; the states change in place.
 
+    Args:
+        weights: Weights.
+
     Returns:
         ``stepper(q, k, v, state)`` returns the output for one token, and changes ``state``. It does
         not follow later changes of the weights.

@@ -116,6 +116,11 @@ class Stream:
 
     The last token of a document is only a target, and the first token only an input.
 
+    Args:
+        begins: Index of the first token of each document.
+        ends: Index after its last token.
+        length: Positions in a row.
+
     Attributes:
         full: Number of rows without an empty position.
     """
