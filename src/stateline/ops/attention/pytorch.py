@@ -20,11 +20,8 @@ MANY_SCORES = 1 << 25
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
-    """PyTorch's fused kernel if there is no mask; dropout with all biases in memory.
-
-    Without memory, PyTorch has no fused kernel and would keep all scores for the backward pass.
-    """
-    if not dropout and (q.is_meta or not mask.plain):
+    """PyTorch's fused kernel if there is no mask; dropout with all biases in memory."""
+    if not dropout and not mask.plain:
         return _masked(q, k, v, mask)
     bias = None
     if not mask.plain:
