@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from stateline.errors import InputError
 from stateline.layers import Attention, SequenceLayer, accumulates, cat_states, detach
 from stateline.layers.documents import Documents
 from stateline.layers.law import LawReport, check_layer
+from stateline.layers.law.case import Case
+from stateline.layers.law.outputs import _cuts
 from stateline.layers.mixers.attention import AttentionState
 from stateline.ops.positions import rotate
 
@@ -791,9 +794,69 @@ class NormInFloat32(BackwardWrong):
         return self.core.forward_chunk(x.float().tanh().to(x.dtype), state)
 
 
+class PartlyInHalf(NormInFloat32):
+    """Differences see one branch alone: steps this small change nothing in half precision."""
+
+    dtype = torch.bfloat16
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.core.forward_chunk(x + x.to(self.dtype).tanh().to(x.dtype), state)
+
+
+class PartlyInFloat16(PartlyInHalf):
+    dtype = torch.float16
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("layer", [PartlyInHalf, PartlyInFloat16])
+def test_gradients_through_half_precision_are_not_judged(layer: type[Twin], seed: int) -> None:
+    assert check_layer(layer(), chunks=(2, 2), length=0, seed=seed).ok
+
+
 @pytest.mark.parametrize("layer", [Estimated, NormInFloat32])
 def test_gradients_that_differences_cannot_judge_are_not_refused(layer: type[Twin]) -> None:
     assert check_layer(layer(), length=0).ok
+
+
+def test_the_way_out_of_an_estimated_gradient_is_told() -> None:
+    told = check_layer(BackwardWrong(), chunks=(2, 2), length=0).diagnosis
+    assert told.endswith(" (an estimate by design declares chooses = True)")
+
+
+class Normed(Twin):
+    """A weight that training divides by an estimate of its norm, kept in buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.core.forward_chunk(self.map(x), state)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return self.forward_chunk(x, self.init_state(len(x)))[0]
+
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.core.step(self.map(x), state)
+
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        return self.core.step_(self.map(x), state)
+
+
+def test_buffers_that_training_improves_are_no_fault() -> None:
+    report = check_layer(Normed(), length=0)
+    assert report.ok, str(report)
+
+
+def test_a_long_sequence_is_cut_at_its_beginning_and_near_borders() -> None:
+    case = Case(Twin(), torch.zeros(2, 50, WIDTH), (30, 20), torch.float64)
+    assert _cuts(case) == [*range(1, 17), 29, 30, 31, 49]
+
+
+def test_numbers_of_numpy_are_taken() -> None:
+    sizes = tuple(np.array([4, 3]))
+    two, none = np.int64(2), np.int64(0)
+    assert check_layer(Twin(), chunks=sizes, batch_size=two, length=none, seed=none).ok
 
 
 def test_a_leak_is_located() -> None:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from numbers import Integral
 
 import torch
 
@@ -64,7 +65,8 @@ def check_layer(
     """Check everything that a sequence layer promises, on random input.
 
     - ``forward``, ``forward_chunk``, ``step`` and ``step_`` agree, in outputs wherever the sequence
-      is cut, and in gradients with respect to parameters, input and the incoming state.
+      is cut (after 16 tokens, only near the ends of chunks), and in gradients with respect to
+      parameters, input and the incoming state.
     - Outputs have the shape (batch, length, d_output) and the dtype of the input.
     - Many rows have the outputs of few, and training mode changes nothing but by random numbers.
     - A long sequence has the outputs, gradients and states of the same in short chunks.
@@ -87,7 +89,8 @@ def check_layer(
         dtype: Precision of the check. The limit is 1e-9 in float64 and 1e-4 in float32; for packed
             rows, 1e-10 and 1e-6, or in float32 the effect of four roundings if that is larger.
         length: Tokens of the long sequence, which finds what is wrong only where kernels compute in
-            blocks, such as of 64 or 256 tokens; 0 leaves it out.
+            blocks, such as of 64 or 256 tokens. It is left out if ``length`` is at most the sum of
+            the chunks, such as 0, and shortened or left out if ``max_len`` leaves too little room.
         seed: Seed of the random input.
         name: Name of the layer in the report; by default its class.
 
@@ -111,19 +114,20 @@ def check_layer(
     if dtype not in tuple(LIMITS):
         raise InputError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
     for what, number in {"batch_size": batch_size, "length": length, "seed": seed}.items():
-        if not isinstance(number, int) or number not in INT64:
+        if not isinstance(number, Integral) or int(number) not in INT64:
             raise InputError(f"{what} must be a whole number, such as 2, got {number!r}")
-    whole = isinstance(chunks, Sequence) and all(isinstance(n, int) for n in chunks)
+    whole = isinstance(chunks, Sequence) and all(isinstance(n, Integral) for n in chunks)
     if not whole or len(chunks) < 2 or min(chunks) < 1:
         raise InputError(f"chunks must be two or more lengths of at least 1, got {chunks}")
+    sizes = tuple(map(int, chunks))
     at_least(2, batch_size=batch_size)
     at_least(0, length=length)
     require_causal(layer, "the law")
     subject = copy.deepcopy(layer).to(dtype).eval()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        x = example_input(subject, batch_size, sum(chunks), dtype)
-        case = Case(subject, x, tuple(chunks), dtype, length)
+        torch.manual_seed(int(seed))
+        x = example_input(subject, int(batch_size), sum(sizes), dtype)
+        case = Case(subject, x, sizes, dtype, int(length))
         with suppress(Exception):
             case.warm()  # the first call also makes initial states, to learn their shapes
         findings = [finding for clause in _CLAUSES for finding in _apply(clause, case)]

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from stateline.layers.base import AnyLayer
 from stateline.layers.law.case import Case, by_position, differing, fields, finite, relative
 from stateline.layers.law.report import Finding, explained
 from stateline.layers.state import copied, select_rows, shown
+
+FIRST = 16
+"""A sequence is cut after each of so many tokens; then near the borders of its chunks alone."""
 
 MANY_ROWS = 67
 """More rows than a block of 64, and an odd number of them."""
@@ -30,15 +33,21 @@ def outputs_agree(case: Case) -> Iterator[Finding]:
     error, causes = relative(stepped, whole), chain(_unused(case, "step"), _steps(case))
     yield explained("steps = forward", error, case.limit, causes)
     with torch.no_grad():
-        errors = [_cut_errors(case, whole, place) for place in range(1, case.x.shape[1])]
-    worst = max(error for own in errors for error in own.values())
+        errors = {place: _cut_errors(case, whole, place) for place in _cuts(case)}
+    worst = max(error for own in errors.values() for error in own.values())
     wrong = (
         f"{told} a sequence of {'one token' if place == 1 else f'{place} tokens'}"
-        for place, own in enumerate(errors, 1)
+        for place, own in errors.items()
         for told, error in own.items()
         if error > case.limit
     )
     yield explained("cut anywhere = forward", worst, case.limit, wrong)
+
+
+def _cuts(case: Case) -> list[int]:
+    """Numbers of tokens after which the sequence is cut."""
+    near = {border + i for border in accumulate(case.chunks) for i in (-1, 0, 1)}
+    return sorted((near | {*range(FIRST + 1)}) & {*range(1, case.x.shape[1])})
 
 
 def _cut_errors(case: Case, whole: Tensor, place: int) -> dict[str, float]:
@@ -215,13 +224,14 @@ def training_agrees(case: Case) -> Iterator[Finding]:
 @torch.no_grad()
 def _change_by_training(case: Case, verb: str) -> float:
     """How training mode changes an output; zero if it draws random numbers, as dropout does."""
+    twins = [copy.deepcopy(case.layer).train() for _ in range(2)]
     outputs = []
-    for training in (False, True, True):
-        layer = copy.deepcopy(case.layer).train(training)
+    for layer in (*twins, twins[0]):  # again in evaluation: a call may change the layer's buffers
         chunk = verb == "forward_chunk"
         state = layer.init_state(len(case.x))
         outputs.append(layer.forward_chunk(case.x, state)[0] if chunk else layer(case.x))
-    evaluated, first, second = outputs
+        layer.eval()
+    first, second, evaluated = outputs
     return 0.0 if relative(first, second) > case.limit else relative(first, evaluated)
 
 
