@@ -76,9 +76,10 @@ def construct(
 
 
 def checked(constructor: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that first checks what it is given, but for ``*several``, against annotations.
+    """A constructor that first checks what it is given against its annotations.
 
-    Numbers of NumPy and PyTorch become Python's.
+    It checks neither ``*several`` nor the ``config`` of a model, which says more itself. Numbers of
+    NumPy and PyTorch become Python's.
 
     Raises:
         InputError: If a value has the wrong type or is out of range.
@@ -98,7 +99,9 @@ def checked(constructor: Callable[..., None]) -> Callable[..., None]:
         found = get_type_hints(published, include_extras=True)
         _, *parameters = inspect.signature(published).parameters.values()  # without self
         return {
-            p.name: object if p.kind is p.VAR_POSITIONAL else found.get(p.name, object)
+            p.name: object
+            if p.kind is p.VAR_POSITIONAL or p.name == "config"
+            else found.get(p.name, object)
             for p in parameters
         }
 

@@ -157,8 +157,8 @@ def test_single_projections_can_have_biases(where: str, names: set[str]) -> None
             {"position": "rope", "rope_scaling": "linear", "rope_factor": 0.0},
             "rope_factor to be a fin",
         ),
-        ({"position": "rope", "rope_scaling": "llama3", "rope_low": 5.0}, "rope_low below rope_h"),
-        ({"position": "rope", "rope_scaling": "yarn", "rope_slow": 40.0}, "rope_slow below rope_f"),
+        ({"position": "rope", "rope_scaling": "llama3", "rope_low": 5.0}, "rope_low < rope_h"),
+        ({"position": "rope", "rope_scaling": "yarn", "rope_slow": 40.0}, "rope_slow < rope_f"),
         ({"position": "rope", "rope_scaling": "yarn", "rope_base": 1.0}, "rope_base above 1"),
     ],
 )
