@@ -144,7 +144,7 @@ def test_a_signal_saves_and_resume_goes_on(recipe: str, capsys: pytest.CaptureFi
     reached = int(saved.name.removeprefix("step-"))
     assert 0 < reached < 100_000
     assert (
-        f"stopped and saved after {reached} steps; continue with --resume"
+        f"stopped and saved after {reached} step{'s' * (reached > 1)}; continue with --resume"
         in capsys.readouterr().out
     )
     send_once_it_trains(signal.SIGINT)
