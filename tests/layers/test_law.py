@@ -853,7 +853,7 @@ def test_a_long_sequence_is_cut_at_its_beginning_and_near_borders() -> None:
     assert _cuts(case) == [*range(1, 17), 29, 30, 31, 49]
 
 
-def test_numbers_of_numpy_are_taken() -> None:
+def test_numbers_of_numpy_are_taken(unannotated: None) -> None:
     sizes = tuple(np.array([4, 3]))
     two, none = np.int64(2), np.int64(0)
     assert check_layer(Twin(), chunks=sizes, batch_size=two, length=none, seed=none).ok

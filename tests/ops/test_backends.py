@@ -402,7 +402,7 @@ class TestRegistration:
         ],
     )
     def test_what_does_not_fit_is_refused(
-        self, arguments: tuple[str, Any, None], message: str
+        self, unannotated: None, arguments: tuple[str, Any, None], message: str
     ) -> None:
         with pytest.raises(InputError, match=message):
             register_backend(*arguments)
