@@ -48,6 +48,8 @@ def test_five_questions_are_answered_by_the_gallery(gallery):
     assert small["Copying", "8"].sure == "clearly best (6 seeds)"
     assert small["Copying", "8"].following.startswith("“h3+attention” 0.995 (0.011 better), 20 MiB")
     assert small["Associative recall", "80"].best == "lstm"
+    alone = decided(gallery, "state<=1KiB")["Associative recall", "80"]
+    assert (alone.best, alone.sure) == ("lstm", "no other is within the budget (6 seeds)")
     none = decided(gallery, "state<=100")
     assert {row.sure for row in none.values()} == {"no model is within the budget"}
     assert {row.best for row in none.values()} == {""}
@@ -251,7 +253,7 @@ def test_a_model_that_diverged_is_no_choice(make):
     for run in runs[:2]:
         run["by_length"] = {"10": {task["metric"]: None}}
     (row,) = decided(make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)).values()
-    assert (row.best, row.sure, row.following) == ("lstm*2", "no other to choose (2 seeds)", "")
+    assert (row.best, row.sure, row.following) == ("lstm*2", "no other has a score here (2 seeds)", "")
 
 
 def test_seeds_that_diverged_are_not_counted_beside_the_score(make):

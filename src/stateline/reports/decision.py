@@ -241,8 +241,12 @@ def _decide(
     cheap = [m for m in others if state(m) <= CHEAPER * state(best)]
     following = next(iter(beyond or cheap or others), None)
     sure, alike = count(len(scores[best]), "seed"), ""
-    if len(results.models) > 1:
+    if len(allowed) > 1:
         sure, alike = _sure(scores, best, [m for m in allowed if m != best], judge)
+    elif len(order) > 1:
+        sure = f"no other is within the budget ({sure})"
+    elif len(models) > 1:
+        sure = f"no other has a score here ({sure})"
     if not above_chance(task, scores[best]):
         sure, alike = "no better than a guess", ""
     return Decision(
@@ -269,8 +273,6 @@ def _sure(
     seeds of the same spread.
     """
     seeds = count(len(scores[best]), "seed")
-    if not others:
-        return f"no other to choose ({seeds})", ""
     if min(len(scores[best]), max(len(scores[model]) for model in others)) < 2:
         return "one seed: not decided", ""
     same = _alike(judge(scores), best, others)
