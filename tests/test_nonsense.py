@@ -65,6 +65,14 @@ def test_layers_refuse_a_setting_or_have_finite_outputs(table: Any) -> None:
             assert layer(x).isfinite().all(), (kind, given)
 
 
+def test_layers_refuse_a_width_that_no_tensor_has() -> None:
+    widths = [(kind, n) for kind in LAYERS for n, _ in options(LAYERS[kind], [0]) if "expand" in n]
+    assert len(widths) >= 10
+    for kind, name in widths:
+        with pytest.raises(InputError, match=f"wants {name} to be"):
+            LAYERS[kind](WIDTH, **{name: 1e300})
+
+
 def test_patterns_refuse_a_setting_or_build_a_model() -> None:
     """A value of each kind: patterns give all of them to the constructors above."""
     with torch.device("meta"):

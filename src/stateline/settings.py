@@ -44,6 +44,8 @@ class Range(NamedTuple):
 Positive = Annotated[float, Range("above 0", lambda number: number > 0)]
 NotNegative = Annotated[float, Range("of at least 0", lambda number: number >= 0)]
 Count = Annotated[int, Range("of at least 1", lambda number: number >= 1)]
+Factor = Annotated[float, Range("above 0, at most 256", lambda number: 0 < number <= 256)]
+"""How many times as wide as the model a part of a layer is."""
 
 
 def construct(

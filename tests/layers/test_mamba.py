@@ -186,4 +186,4 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match=r"feature to be one of elu, .* got 'elo'"):
         LinearAttention(WIDTH, feature="elo")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"expand_v \* d_key must be at least 1, got expand_v=0"):
-        GatedDeltaNet(WIDTH, expand_v=0)
+        GatedDeltaNet(WIDTH, expand_v=0.01)

@@ -25,7 +25,7 @@ from stateline.ops import (
     gated_delta_rule_step_,
 )
 from stateline.ops.gated_delta_rule import CHUNK
-from stateline.settings import NotNegative, at_least
+from stateline.settings import Factor, NotNegative, at_least
 
 
 @accumulates("s")
@@ -91,7 +91,7 @@ class GatedDeltaNet(ConvolvedRecurrence):
         n_heads: int = 4,
         n_key_heads: int | None = None,
         d_key: int | None = None,
-        expand_v: float = 2,
+        expand_v: Factor = 2,
         d_conv: int = 4,
         norm_eps: NotNegative = 1e-5,
         n_products: int = 1,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
-from stateline.settings import NotNegative, Positive, at_least
+from stateline.settings import Factor, NotNegative, Positive, at_least
 
 
 class GatedLinearAttention(MatrixAttention):
@@ -45,8 +45,8 @@ class GatedLinearAttention(MatrixAttention):
         d_model: int,
         *,
         n_heads: int = 4,
-        expand_k: float = 0.5,
-        expand_v: float = 1.0,
+        expand_k: Factor = 0.5,
+        expand_v: Factor = 1.0,
         rank: int = 16,
         temperature: Positive = 16.0,
         norm_eps: NotNegative = 1e-5,

@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.linear_attention import LinearAttentionState, MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
-from stateline.settings import NotNegative
+from stateline.settings import Factor, NotNegative
 
 
 class HGRN2(MatrixAttention):
@@ -51,7 +51,7 @@ class HGRN2(MatrixAttention):
         d_model: int,
         *,
         n_heads: int = 4,
-        expand_k: float = 1.0,
+        expand_k: Factor = 1.0,
         lower_bound: float = 0.0,
         learns_bound: bool = False,
         norm_eps: NotNegative = 1e-5,

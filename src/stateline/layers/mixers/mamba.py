@@ -18,7 +18,7 @@ from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.ops import ScanSignals, selective_scan, selective_scan_step, selective_scan_step_
-from stateline.settings import NotNegative
+from stateline.settings import Factor, NotNegative
 
 
 @accumulates("h")
@@ -75,7 +75,7 @@ class Mamba(ConvolvedRecurrence):
         *,
         d_state: int = 16,
         d_conv: int = 4,
-        expand: float = 2.0,
+        expand: Factor = 2.0,
         dt_rank: int | None = None,
         bias: bool = False,
         conv_bias: bool = True,

@@ -25,7 +25,7 @@ from stateline.ops import (
     linear_attention_step_,
 )
 from stateline.ops.linear_attention import CHUNK
-from stateline.settings import NotNegative
+from stateline.settings import Factor, NotNegative
 
 
 @accumulates("h")
@@ -81,7 +81,7 @@ class Mamba2Settings:
 
     d_state: int = 128
     d_conv: int = 4
-    expand: float = 2.0
+    expand: Factor = 2.0
     d_head: int | None = None
     n_groups: int = 1
     bias: bool = False

@@ -17,7 +17,7 @@ from stateline.layers.mixers.mamba2 import head_width
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.ops import LinearSignals, linear_attention
 from stateline.ops.linear_attention import CHUNK
-from stateline.settings import NotNegative
+from stateline.settings import Factor, NotNegative
 
 
 @accumulates("h", "angle")
@@ -91,7 +91,7 @@ class Mamba3(SequenceLayer[Mamba3State]):
         d_model: int,
         *,
         d_state: int = 128,
-        expand: float = 2.0,
+        expand: Factor = 2.0,
         d_head: int | None = None,
         n_groups: int = 1,
         mimo_rank: int = 1,

@@ -13,7 +13,7 @@ from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import check_normalised
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
-from stateline.settings import NotNegative, Positive
+from stateline.settings import Factor, NotNegative, Positive
 
 
 @accumulates("s", "m")
@@ -71,8 +71,8 @@ class MLSTM(MatrixAttention):
         d_model: int,
         *,
         n_heads: int = 4,
-        expand_k: float = 0.5,
-        expand_v: float = 1.0,
+        expand_k: Factor = 0.5,
+        expand_v: Factor = 1.0,
         soft_cap: Positive = 15.0,
         norm_eps: NotNegative = 1e-6,
         divisor_eps: NotNegative = 0.0,

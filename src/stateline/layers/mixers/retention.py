@@ -14,7 +14,7 @@ from stateline.layers.documents import Documents, count_positions
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, RotatesHeads
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
-from stateline.settings import NotNegative
+from stateline.settings import Factor, NotNegative
 
 
 @accumulates("s")
@@ -53,7 +53,12 @@ class Retention(MatrixAttention, RotatesHeads):
     # Differs from the official code, which spaces the angles so that the last is 1 / 10,000.
 
     def __init__(
-        self, d_model: int, *, n_heads: int = 4, expand_v: float = 2.0, norm_eps: NotNegative = 1e-5
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        expand_v: Factor = 2.0,
+        norm_eps: NotNegative = 1e-5,
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=1, expand_v=expand_v)
         super().__init__(d_model, n_heads, d_key, d_value)
