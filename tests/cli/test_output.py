@@ -50,9 +50,12 @@ def test_scores_that_nobody_reads_are_written(
 
 
 @pytest.mark.parametrize("columns", ["0", ""])
-def test_no_columns_are_no_width(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_columns_are_no_width(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["info", "lstm"]) == 0
     command = [sys.executable, "-m", "stateline", "info", "lstm"]
-    monkeypatch.setenv("COLUMNS", columns)
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    monkeypatch.delenv("COLUMNS")
-    assert shown == subprocess.run(command, capture_output=True, text=True, check=True).stdout != ""
+    given = {**os.environ, "COLUMNS": columns}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=given).stdout
+    assert shown == capsys.readouterr().out != ""
