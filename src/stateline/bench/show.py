@@ -26,12 +26,12 @@ def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
     console.print(
         f"{found.device}, {found.threads} thread(s), {found.dtype}, torch "
         f"{found.environment['torch']}: copies {gigabytes:.0f} GB/s, products "
-        f"{gigaflops:.0f} GFLOP/s",
+        f"{gigaflops:.0f} GFLOP/s; each: the time per {' and '.join(_units(found))}",
         highlight=False,
     )
     for case, work in dict.fromkeys((figure.case, figure.work) for figure in found.figures):
         own = [f for f in found.figures if (f.case, f.work) == (case, work)]
-        console.print(_table(f"{case}, {work}", own, _units(found), judge))
+        console.print(_table(f"{case}, {work}", own, judge))
     for skipped in found.skipped:
         console.print(
             f"left out: {skipped.case} {skipped.work} at {skipped.length} by {skipped.candidate}: "
@@ -45,31 +45,38 @@ def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
         )
 
 
-def _table(title: str, figures: Sequence[Figure], units: Sequence[str], judge: bool) -> Table:
-    table = Table(title=title, title_justify="left", box=None, header_style="bold")
-    table.add_column("batch x length", justify="right")
-    table.add_column("by", no_wrap=True)
-    time = f"ns/{'/'.join(units)}"
-    for heading in ("median", "quartiles", time, "speed-up", "first call"):
-        table.add_column(heading, justify="right")
-    for heading in ("memory", "of peak", "error"):
-        table.add_column(heading, justify="right")
+def _table(title: str, figures: Sequence[Figure], judge: bool) -> Table:
+    """A row for each figure, without the columns that none of them has."""
+    columns: dict[str, list[str]] = {}
     for (batch, length), group in groupby(figures, key=lambda f: (f.batch, f.length)):
         rows = list(group)
         for figure in rows:
             ratio = rows[0].seconds / figure.seconds
-            table.add_row(
-                f"{batch} x {length:,}",
-                figure.candidate,
-                _time(figure.seconds),
-                f"{_time(figure.low)} to {_time(figure.high)}",
-                f"{figure.nanoseconds:.3g}",
-                f"{ratio:.2f}" if judge and figure is not rows[0] else "",
-                _time(figure.first),
-                "" if figure.n_bytes is None else f"{figure.n_bytes / 2**20:.1f} MiB",
-                "" if figure.floor_share is None else f"{figure.floor_share:.0%}",
-                "" if figure.error is None else f"{figure.error:.1e}",
-            )
+            cells = {
+                "batch x length": f"{batch} x {length:,}",
+                "by": figure.candidate,
+                "median": _time(figure.seconds),
+                "quartiles": _quartiles(figure),
+                "each": _time(figure.nanoseconds * 1e-9),
+                "faster": f"{ratio:.2f}" if judge and figure is not rows[0] else "",
+                "first call": _time(figure.first),
+                "MiB": "" if figure.n_bytes is None else f"{figure.n_bytes / 2**20:,.1f}",
+                "of peak": "" if figure.floor_share is None else f"{figure.floor_share:.0%}",
+                "error": "" if figure.error is None else f"{figure.error:.0e}",
+            }
+            for heading, cell in cells.items():
+                columns.setdefault(heading, []).append(cell)
+    columns = {heading: cells for heading, cells in columns.items() if any(cells)}
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table.padding = (0, 1, 0, 0)
+    for heading, column in columns.items():
+        if heading == "by":
+            table.add_column(heading, overflow="fold")
+        else:
+            width = max(len(text) for text in (*column, *heading.split()))
+            table.add_column(heading, justify="right", width=width)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     return table
 
 
@@ -78,11 +85,20 @@ def _units(found: Benchmark) -> list[str]:
     return ["position", "channel"] if found.suite in ("ops", "layers") else ["position"]
 
 
+def _quartiles(figure: Figure) -> str:
+    """Both in the unit of the median."""
+    _, size = _unit(figure.seconds)
+    return f"{figure.low / size:.3g} to {figure.high / size:.3g}"
+
+
 def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
+    unit, size = _unit(seconds)
+    return f"{seconds / size:.3g} {unit}"
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+    return next((pair for pair in units if seconds >= pair[1]), ("ns", 1e-9))
 
 
 def write_benchmark(found: Benchmark, folder: Path) -> list[Path]:
