@@ -670,8 +670,11 @@ class Watched(Metrics):
         (Limits(memory=MODEL.state_bytes(24) + MODEL.state_bytes(48)), [24, 48], 1),
     ],
 )
-def test_rows_that_are_beyond_a_limit_wait(limits: Limits, lengths: list[int], most: int) -> None:
-    """A row takes as much memory as the longest."""
+@pytest.mark.parametrize("before", ["", "lim"])
+def test_rows_that_are_beyond_a_limit_wait(
+    limits: Limits, lengths: list[int], most: int, before: str
+) -> None:
+    """A row takes as much memory as the longest, also if it continues another text."""
     ends, done, metrics = list[Piece](), threading.Event(), Watched()
 
     def deliver(pieces: list[tuple[Row, Piece]]) -> None:
@@ -681,8 +684,10 @@ def test_rows_that_are_beyond_a_limit_wait(limits: Limits, lengths: list[int], m
 
     kept = PrefixStates(MODEL, every=16)
     engine = Engine(ByteTokenizer(), kept, limits=limits, deliver=deliver, metrics=metrics)
+    after = kept.read(list(before.encode())).key if before else None
     for length in lengths:
-        engine.submit(Row(list(b"limits"), new_tokens=length - 6))
+        tokens = list("limits".removeprefix(before).encode())
+        engine.submit(Row(tokens, after, new_tokens=length - 6))
     engine.start()
     assert done.wait(60)
     engine.stop()

@@ -303,30 +303,32 @@ class Engine:
         budget, ready = READ_AT_ONCE, list[_ActiveRow]()
         while self._waiting and budget > 0 and self._has_room(ready):
             active = self._waiting[0]
-            try:
-                budget -= next(active.reading)
-                continue
-            except StopIteration as end:
-                active.read = end.value
-            except Exception as error:
-                out.append((active.row, Piece(error=error)))
-            self._waiting.popleft()
             if active.read is None:
-                continue
+                try:
+                    budget -= self._read_piece(active)
+                except Exception as error:
+                    out.append((active.row, Piece(error=error)))
+                    self._waiting.popleft()
+                continue  # a text that continues another has its size only now
+            self._waiting.popleft()
             budget -= 1
-            active.key, active.length = active.read.key, active.read.state.length
-            try:
-                if active.row.after is not None:  # its length was not known before
-                    self._check_length(active, active.length)
-            except InputError as error:
-                out.append((active.row, Piece(error=error)))
-                continue
             before = active.row.tokens or active.read.state.token.tolist()  # of an empty turn
             active.text = TextStream(self.tokenizer, active.row.stop, after=before)
             self.metrics.read(len(active.row.tokens), active.read.reused)
             ready.append(active)
         if ready:
             self._join(ready)
+
+    def _read_piece(self, active: _ActiveRow) -> int:
+        """Read a piece of a prompt, and return its number of tokens; 0 at the end."""
+        try:
+            return next(active.reading)
+        except StopIteration as end:
+            active.read = read = end.value
+        active.key, active.length = read.key, read.state.length
+        if active.row.after is not None:  # its length was not known before
+            self._check_length(active, active.length)
+        return 0
 
     def _has_room(self, ready: list[_ActiveRow]) -> bool:
         """Whether one more row fits; each state takes as much memory as the largest."""
