@@ -212,6 +212,18 @@ def test_a_damaged_file_is_a_state_that_is_not_there(
     assert states.on_disk == 0
 
 
+def test_a_folder_that_cannot_be_written_loses_states_and_ends_no_text(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = PrefixStates(build("h3(d_state=8)"), memory=1, folder=tmp_path / "kept")
+    (tmp_path / "kept").rmdir()
+    (tmp_path / "kept").touch()
+    assert states.read(TEXT).reused == 0
+    states.flush()
+    assert (len(states), states.in_memory, states.on_disk) == (0, 0, 0)
+    assert "a kept state is not written: cannot write" in caplog.text
+
+
 @pytest.mark.parametrize("pattern", KINDS)
 def test_generation_continues_the_conversation_that_it_kept(build: Build, pattern: str) -> None:
     model = build(pattern)

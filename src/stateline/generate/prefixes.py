@@ -63,7 +63,8 @@ class PrefixStates:
         every: Tokens between two states that are kept while a text is read.
         memory: Largest number of bytes in memory. The least recently used states leave it.
         folder: Where states that leave memory are written, for this and other processes; by
-            default they are lost. A damaged file counts as missing.
+            default they are lost. A damaged file counts as missing. If the folder cannot be written
+            later, such as on a full disk, states are lost with a warning.
         disk: Largest number of bytes in the folder; the least recently used are removed.
 
     Raises:
@@ -220,7 +221,12 @@ class PrefixStates:
         if self._folder is None or key in self._files:
             return
         path = self._path(key)
-        save_state(path, Kept(self._states[key], NOTHING_HELD), self.model, known=self._known)
+        kept = Kept(self._states[key], NOTHING_HELD)
+        try:
+            save_state(path, kept, self.model, known=self._known)
+        except InputError as error:  # such as a full disk, which ends no text
+            log.warning("a kept state is not written: %s", error)
+            return
         self._files[key] = path.stat().st_size
         self.on_disk += self._files[key]
         while self.on_disk > self._disk:
