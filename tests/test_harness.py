@@ -162,6 +162,14 @@ def test_likelihoods_are_those_of_whole_texts(model: LanguageModel, batch_size: 
 
 
 @slow
+def test_a_context_of_white_space_is_none(model: LanguageModel) -> None:
+    """lm-eval gives its spaces to the continuation."""
+    pairs = [asked(context, " yes") for context in (" ", "A state is")]
+    ((found, _), _) = lm(model).loglikelihood(pairs, disable_tqdm=True)
+    assert found == pytest.approx(log_likelihood(model, "\n", "  yes"), abs=1e-5)
+
+
+@slow
 def test_a_continuation_is_greedy_if_the_model_would_write_it(model: LanguageModel) -> None:
     prompt = torch.tensor([encoded("A state")])
     written = generate(model, prompt, 3)[0].tolist()

@@ -104,7 +104,8 @@ class StatelineLM(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Request], **_: Any) -> list[Scored]:
         by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, (_texts, context, continuation) in enumerate(requests):
-            by_context[self._fitting(context, len(continuation))].append(number)
+            known = context or [self.prefix_token_id]  # of a context of white space nothing is left
+            by_context[self._fitting(known, len(continuation))].append(number)
         results: dict[int, Scored] = {}
         contexts = sorted(by_context)  # contexts with a long common prefix are neighbours
         for first in range(0, len(contexts), self.batch_size):
