@@ -5,9 +5,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from stateline.cli import main
 from stateline.files import sha256, write_text
@@ -17,6 +20,7 @@ from stateline.runs import read_results
 from stateline.runs.job import Job
 from stateline.train.config import TrainConfig
 from stateline.train.folder import MANIFEST, RECORD, found
+from stateline.train.processes import Processes
 
 RECIPE = """
 pattern: h3
@@ -210,6 +214,24 @@ def test_a_run_that_diverged_can_be_begun_again(recipe: str) -> None:
     assert main(["train", recipe, "--train.lr", "1e38", "--train.warmup_steps", "0"]) == 2
     assert main(["train", recipe]) == 0
     assert "lr: 0.002" in Path("run/config.yaml").read_text()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_that_a_run_diverged_is_told_once_when_the_processes_have_parted(
+    recipe: str, rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parted = []
+
+    @contextmanager
+    def join(device: str) -> Iterator[Processes]:
+        yield Processes(rank=rank, device=torch.device(device))
+        parted.append(rank)
+
+    monkeypatch.setattr("stateline.train.processes.join_processes", join)
+    diverging = ["--train.lr", "1e38", "--train.warmup_steps", "0", "--device", "cpu"]
+    assert main(["train", recipe, *diverging]) == 2
+    assert parted == [rank]
+    assert capsys.readouterr().err.count("the loss became") == (rank == 0)
 
 
 def test_learned_positions_must_reach_to_all_scores(

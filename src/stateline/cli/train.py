@@ -111,9 +111,10 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         if processes.main and result.stopped in ("finished", "solved"):
             for observer in observers:
                 observer.finished(job, result)
-        if processes.main:
-            _print_result(job, result, folder)
-    return 128 + (caught or [SIGTERM])[0] if result.stopped == "interrupted" else 0
+    if processes.main:  # here, or the others would take an error for a lost connection
+        _print_result(job, result, folder)
+    ends = {"interrupted": 128 + (caught or [SIGTERM])[0], "finished": 0, "solved": 0}
+    return ends.get(result.stopped, 2)
 
 
 def _check_resumed(start: Path, folder: Path, *, chosen: bool) -> None:
