@@ -936,7 +936,10 @@ def test_a_row_for_which_there_is_no_memory_fails_and_does_not_wait(
 
     monkeypatch.setattr("stateline.serve.engine.cat_states", full)
     with running(app_of(MODEL)) as client:
-        assert client.send("/v1/completions", GOOD)[0] == 500
+        status, body = client.send("/v1/completions", GOOD)
+        assert (status, error_of(body)) == (500, "the server has failed; its log says why")
+        counted = 'stateline_requests_total{path="/v1/completions",status="500"} 1.0'
+        assert counted in client.send("/metrics")[1].decode()
         monkeypatch.undo()
         assert client.send("/v1/completions", GOOD)[0] == 200
 

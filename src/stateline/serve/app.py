@@ -185,19 +185,16 @@ class Service:
         watching = asyncio.create_task(ticket.watch(request.receive))
         try:
             while not answer.done:
-                answer.add(await self._pieces(ticket))
+                pieces = await ticket.take()
+                if not pieces:
+                    raise ClientDisconnect
+                if (error := _error_in(pieces)) is not None:
+                    return _refused(error)
+                answer.add(pieces)
         finally:
             row.left = True
             watching.cancel()
         return _json(answer.whole())
-
-    async def _pieces(self, ticket: Ticket) -> list[Piece]:
-        pieces = await ticket.take()
-        if not pieces:
-            raise ClientDisconnect
-        if (error := _error_in(pieces)) is not None:
-            raise error
-        return pieces
 
     def _deliver(self, pieces: list[tuple[Row, Piece]]) -> None:
         """Hand pieces to the event loop, from the engine's thread."""
