@@ -86,6 +86,20 @@ def test_states_on_the_way_serve_texts_that_branch_off(build: Build) -> None:
     assert states.read(branch).reused == 17  # 16 tokens were fed, one is not
 
 
+def test_a_piece_is_no_longer_than_a_chunk_of_prefill_however_rarely_states_are_kept(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server decodes other texts between two pieces."""
+    for module in ("prefixes", "session"):
+        monkeypatch.setattr(f"stateline.generate.{module}.PREFILL_CHUNK", 8)
+    model = build("h3(d_state=8)")
+    states = PrefixStates(model, every=20)
+    assert list(states.pieces(TEXT)) == [8, 8, 4, 8, 8, 3]
+    assert len(states) == 2
+    wanted = cut(model, TEXT, [8, 8, 4, 8, 8, 3])
+    assert all(map(torch.equal, pytree.tree_leaves(states.read(TEXT).state.model), wanted))
+
+
 def test_a_text_can_be_read_in_pieces_under_its_hash(build: Build) -> None:
     model = build("h3(d_state=8)")
     states = PrefixStates(model, every=8)

@@ -139,7 +139,7 @@ class PrefixStates:
     ) -> Generator[int, None, Read]:
         """As :meth:`read`, but stops after each piece and yields its number of tokens.
 
-        Texts share states only with texts of the same ``salt``.
+        A piece has at most 1,024 tokens. Texts share states only with texts of the same ``salt``.
         """
         ids = torch.as_tensor(tokens, dtype=torch.int64)
         if ids.ndim != 1:
@@ -158,12 +158,13 @@ class PrefixStates:
             if len(keys) == 1:
                 self.keep(keys[0], state)
         while done < len(keys):
-            fed = state.length - 1
-            piece = ids[done : done + self.every - fed % self.every]
+            free = self.every - (state.length - 1) % self.every
+            piece = ids[done : done + min(free, PREFILL_CHUNK)]
             with remembering(self._weights):
                 state = extend(self.model, state, piece[None])
             done += len(piece)
-            self.keep(keys[done - 1], state)
+            if len(piece) == free or done == len(keys):
+                self.keep(keys[done - 1], state)
             yield len(piece)
         return Read(state, keys[-1] if keys else after or b"", reused)
 
