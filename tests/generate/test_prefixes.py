@@ -112,6 +112,17 @@ def test_a_text_can_be_read_in_pieces_under_its_hash(build: Build) -> None:
         states.read([1], b"?" * 32)
 
 
+def test_the_text_before_may_be_written_by_another_process_at_any_time(
+    build: Build, tmp_path: Path
+) -> None:
+    model = build("h3(d_state=8)")
+    one, other = (PrefixStates(model, folder=tmp_path) for _ in range(2))
+    read = one.read(TEXT[:10])
+    one.flush()
+    assert other.read(TEXT[10:], read.key).state.length == 40
+    assert other.on_disk == one.on_disk > 0
+
+
 @pytest.mark.parametrize("rows", [TEXT[:10].view(2, 5), [[1, 2], [3, 4]]], ids=["tensor", "list"])
 def test_several_rows_are_no_text(build: Build, rows: Any) -> None:
     with pytest.raises(InputError, match=r"shape \(length,\), got \(2, .\): read each row"):

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from logging import getLogger
 from pathlib import Path
@@ -214,9 +215,17 @@ class PrefixStates:
                 return number, state
         if after is None:
             return 0, None
+        self._look_for(after)
         if (state := self.get(after)) is None:
             raise InputError("the state of the text before is no longer kept: give the whole text")
         return 0, state
+
+    def _look_for(self, key: bytes) -> None:
+        """Find a state that another process has written since this one read the folder."""
+        if self._folder is not None and key not in self._files:
+            with suppress(FileNotFoundError):
+                self._files[key] = self._path(key).stat().st_size
+                self.on_disk += self._files[key]
 
     def _write(self, key: bytes) -> None:
         if self._folder is None or key in self._files:
