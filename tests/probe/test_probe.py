@@ -519,13 +519,26 @@ def test_special_tokens_and_the_end_may_be_those_of_the_tokenizer(
         assert reader.prompt("to be") == [0, *reader.encode("to be")]
 
 
-def test_only_learned_positions_limit_the_length(tiny: Path, tmp_path: Path) -> None:
+def gpt2(tiny: Path, folder: Path) -> Reader:
+    """Reads at most 64 tokens."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=320, n_embd=16, n_layer=1, n_head=2, n_positions=64)
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    tokenizer = str(tiny / "pythia" / "tokenizer.json")
-    assert load_reader(f"hf:{tmp_path / 'gpt2'}", tokenizer=tokenizer).max_len == 64
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return load_reader(f"hf:{folder}", tokenizer=str(tiny / "pythia" / "tokenizer.json"))
+
+
+def test_only_learned_positions_limit_the_length(tiny: Path, tmp_path: Path) -> None:
+    assert gpt2(tiny, tmp_path / "gpt2").max_len == 64
     assert load_reader(f"hf:{tiny / 'pythia'}").max_len is None
+
+
+@pytest.mark.cpu  # the hooks of --device keep transformers from loading weights
+def test_a_long_answer_needs_no_positions_after_a_longer_prompt(tiny: Path, tmp_path: Path) -> None:
+    reader = gpt2(tiny, tmp_path / "gpt2")
+    prompts, limits = [[1] * 60, [2] * 20, [3] * 30], [4, 44, 34]
+    found = reader.answer(prompts, limits, "\n\n", never_empty=False)
+    pairs = zip(prompts, limits, strict=True)
+    assert found == [reader.answer([p], [n], "\n\n", never_empty=False)[0] for p, n in pairs]
 
 
 @pytest.mark.parametrize(

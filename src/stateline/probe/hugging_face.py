@@ -26,7 +26,8 @@ class HuggingFaceReader(Reader):
 
     Prompts of different lengths are padded on the left, with a mask, if the model gives the same
     logits with padding. Otherwise only prompts of one length share a call, or, if rows change each
-    other's logits, every prompt has its own call. This is measured once, on random tokens.
+    other's logits, every prompt has its own call. This is measured once, on random tokens. Rows
+    that together need more learned positions than there are are not padded, either.
 
     Args:
         spec: ``hf:`` and a folder.
@@ -79,7 +80,7 @@ class HuggingFaceReader(Reader):
     ) -> list[str]:
         """Continue prompts with ``generate``."""
         answers = [""] * len(prompts)
-        for rows in self._groups(prompts):
+        for rows in self._groups(prompts, new_tokens):
             limits = [new_tokens[row] for row in rows]
             made = self._generate([prompts[row] for row in rows], limits, stop, never_empty)
             for row, tokens in zip(rows, made.tolist(), strict=True):
@@ -100,9 +101,10 @@ class HuggingFaceReader(Reader):
         ends = (place for place, token in enumerate(kept) if token in self.end)
         return self.decode(kept[: next(ends, len(kept))])
 
-    def _groups(self, prompts: Sequence[Tokens]) -> list[list[int]]:
-        """Rows that may share a call."""
-        if self.batching == "padded":
+    def _groups(self, prompts: Sequence[Tokens], limits: Sequence[int]) -> list[list[int]]:
+        """Rows that may share a call, in which each takes as many positions as the longest."""
+        positions = max(map(len, prompts)) + max(limits)
+        if self.batching == "padded" and (self.max_len is None or positions <= self.max_len):
             return [list(range(len(prompts)))]
         if self.batching == "single rows":
             return [[row] for row in range(len(prompts))]
