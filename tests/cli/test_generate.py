@@ -198,6 +198,20 @@ def test_a_batch_from_a_state_forks_it(say: Say, tmp_path: Path) -> None:
         assert alone == result["prompt"] + result["text"] + "\n"
 
 
+def test_a_batch_from_a_state_has_its_seed(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("bad\nbad\n")
+    given = ["--state", tmp_path / "kept", "--max_new_tokens", 20]
+    batches = []
+    for seed in (5, 6):
+        kept = ["--max_new_tokens", 4, "--seed", seed, "--save_state", tmp_path / "kept"]
+        say("letters1", "--prompt", "cab", *kept)
+        shown = say("letters1", "--prompts", tmp_path / "prompts", *given)
+        first, second = (json.loads(line)["text"] for line in shown.splitlines())
+        assert say("letters1", "--prompt", "bad", *given) == f"bad{first}\n"
+        batches.append((first, second))
+    assert len({*batches[0], *batches[1]}) == 4
+
+
 def test_log_probabilities_come_as_a_table(say: Say, models: Path) -> None:
     options = ["--temperature", 0, "--max_new_tokens", 5]
     shown = say("letters0", "--prompt", "bad", *options, "--log_probs")

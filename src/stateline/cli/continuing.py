@@ -199,7 +199,12 @@ def _continue_batch(
         state = generate.prefill(model, rows)
     else:
         state = cat_states([generate.extend(model, reader.state, row[None]) for row in rows])
-    state, stored = generate.seeded(state, given.seed or 0), resolve_dtype(given.state_dtype)
+    if reader.kept is None or given.seed is not None:
+        state = generate.seeded(state, given.seed or 0)
+    else:  # forks of one text draw the numbers of different rows
+        number = torch.arange(len(rows), device=state.random.device)[:, None]
+        state = state._replace(random=state.random + torch.nn.functional.pad(number, (1, 1)))
+    stored = resolve_dtype(given.state_dtype)
     generate.check_length(model, state.length, given.max_new_tokens)
     _tell_origin(given, reader.kept)
     texts = [TextStream(tokenizer, given.stop, after=row.tolist()) for row in rows]
