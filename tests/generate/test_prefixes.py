@@ -124,6 +124,7 @@ def test_the_text_before_may_be_written_by_another_process_at_any_time(
 
 
 @pytest.mark.parametrize("rows", [TEXT[:10].view(2, 5), [[1, 2], [3, 4]]], ids=["tensor", "list"])
+@pytest.mark.usefixtures("unannotated")
 def test_several_rows_are_no_text(build: Build, rows: Any) -> None:
     with pytest.raises(InputError, match=r"shape \(length,\), got \(2, .\): read each row"):
         PrefixStates(build("h3(d_state=8)")).read(rows)
