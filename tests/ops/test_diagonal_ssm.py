@@ -204,6 +204,16 @@ def test_modes_that_die_at_once_are_harmless(backend: str) -> None:
     assert all(torch.isfinite(t).all() for t in (y, after, *gradients))
 
 
+@pytest.mark.parametrize("backend", FASTER)
+def test_modes_that_all_but_die_at_once_leave_the_state_of_the_last_input(
+    agrees: Callable[..., None], backend: str
+) -> None:
+    """Transitions near the least float32, which have hardly any digits."""
+    u, log_a, *others = case(37)
+    near = log_a - torch.tensor([102.0, 0.0])
+    agrees(run_chunk(backend), run_chunk("reference"), [u, near, *others])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_the_state_stays_float32_below_half_precision(backend: str, half: torch.dtype) -> None:

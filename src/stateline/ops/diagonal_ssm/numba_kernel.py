@@ -36,6 +36,10 @@ TIME_BACK = 64
 STEPS = 16
 """Tokens after which states are corrected for the rounding of a."""
 
+TINY = 1e-60
+"""Square of a modulus of a below which nothing of the past is left to correct; near the least
+float32, a / rounded a is far from 1, and the correction would change the present, too."""
+
 SPAN = 4
 """Neighbouring channel blocks that are processed together, since memory access is then faster."""
 
@@ -67,7 +71,7 @@ def pack(p, a, b, c, channels, modes, fold_b):
             p[at + 6 * WIDE], p[at + 7 * WIDE] = br, bi
             rr, ri = np.float64(p[at]), np.float64(p[at + WIDE])
             size = rr * rr + ri * ri
-            if size > 0:  # (a - r) / r, which is log(a / r) up to its square
+            if size > TINY:  # (a - r) / r, which is log(a / r) up to its square
                 er, ei = ar - rr, ai - ri
                 p[at + 4 * WIDE] = STEPS * (er * rr + ei * ri) / size
                 p[at + 5 * WIDE] = STEPS * (ei * rr - er * ri) / size
