@@ -120,6 +120,17 @@ def test_an_empty_signal_gives_an_empty_one(op: str, backend: str) -> None:
     assert y.shape == (2, 0, 3)
 
 
+@pytest.mark.parametrize("backend", ["numba", "torch", "reference"])
+@pytest.mark.parametrize("batch", [(), (0,), (2, 0)])
+def test_documents_may_be_in_one_row_without_an_axis_or_in_none(
+    backend: str, batch: tuple[int, ...]
+) -> None:
+    u, starts = signal(*batch, 4, 3), torch.tensor([False, False, True, False]).expand(*batch, 4)
+    y = short_conv(u, signal(3, 2), starts=starts, backend=backend)
+    wanted = short_conv(u[..., None, :, :], signal(3, 2), starts=starts[..., None, :])[..., 0, :, :]
+    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize(("op", "backend"), ALL)
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_half_precision(op: str, backend: str, half: torch.dtype) -> None:

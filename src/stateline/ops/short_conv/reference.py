@@ -13,10 +13,10 @@ __all__ = ["short_conv", "short_conv_step", "short_conv_stepper"]
 
 def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tensor:
     """Convolve; documents one by one."""
-    if starts is None:
+    if starts is None or not u.numel():
         return fft_conv(u, kernel)
     rows = []
-    for row, begins in zip(u.flatten(0, -3), starts.flatten(0, -2), strict=True):
+    for row, begins in zip(u[None].flatten(0, -3), starts[None].flatten(0, -2), strict=True):
         places = [0, *(begins[1:].nonzero().flatten() + 1).tolist(), len(row)]
         parts = [fft_conv(row[a:b], kernel) for a, b in pairwise(places)]
         rows.append(torch.cat(parts))
