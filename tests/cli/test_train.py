@@ -1,6 +1,7 @@
 """``stateline train``: recipes, stopping and resuming, and what is shown before a run."""
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from stateline.cli import main
+from stateline.devices import log_bfloat16_rate
 from stateline.files import sha256, write_text
 from stateline.models.config import ModelConfig
 from stateline.models.size import meta_model
@@ -257,6 +259,17 @@ def test_an_interrupted_run_generates_text(recipe: str, capsys: pytest.CaptureFi
     capsys.readouterr()
     assert main(["generate", "run", "--prompt", "abc", "--max_new_tokens", "3"]) == 0
     assert capsys.readouterr().out.startswith("abc")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_what_all_processes_log_is_told_by_the_main_one(
+    recipe: str, rank: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    log_bfloat16_rate.cache_clear()
+    with caplog.at_level(logging.INFO, logger="stateline"):
+        assert main(["train", recipe, "--train.precision", "bfloat16", "--device", "cpu"]) == 0
+    assert ("this processor multiplies in bfloat16" in caplog.text) == (rank == "0")
 
 
 def test_resume_tells_of_another_environment(recipe: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ h3-125m, or the folder of a model to start from (as with --init). Options on the
 override it. Under torchrun, processes share each batch.
 """
 
+import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     if main and not (given.dry_run or given.print_config):
         begin(f"training {given.recipe}")
+    if not main:
+        logging.getLogger("stateline").setLevel(logging.WARNING)  # the main process tells the rest
     given = read_recipe(arguments, parser)
     if given.resume:
         check_imports(Path(given.out))
