@@ -327,22 +327,36 @@ def test_copies_of_the_model_are_counted_before_their_shards(
     sharded.assert_called_with(segment.model, mesh.return_value, torch.bfloat16)
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """``torch.distributed`` with the other of two processes, and the store of torchrun."""
+    mock, of_torchrun = Mock(), (dist.HashStore(), 0, 2)
+    monkeypatch.setattr("stateline.train.processes.dist", mock)
+    monkeypatch.setattr("stateline.train.processes.rendezvous", lambda _: iter([of_torchrun]))
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else "0")
+    mock.get_rank.return_value, mock.get_world_size.return_value = 0, 2
+    return mock
+
+
+@pytest.mark.usefixtures("started")
 @pytest.mark.parametrize("error", ["out of memory", "[../third_party/gloo/transport/tcp] closed"])
-def test_only_a_lost_connection_is_the_end_of_another_process(
-    error: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stateline.train.processes.dist", Mock())
-    for name, value in {
-        "WORLD_SIZE": "2",
-        "RANK": "0",
-        "MASTER_ADDR": "a",
-        "MASTER_PORT": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
+def test_only_a_lost_connection_is_the_end_of_another_process(error: str) -> None:
     expected = RuntimeError if error == "out of memory" else InputError
     with pytest.raises(expected) as caught, join_processes("cpu"):
         raise RuntimeError(error)
     assert caught.type is expected
+
+
+def test_processes_that_torchrun_starts_again_do_not_find_the_addresses_of_those_that_ended(
+    started: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for restarts in "01":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        with join_processes("cpu"):
+            store = started.init_process_group.call_args.kwargs["store"]
+            assert not store.check(["address"])
+            store.set("address", "localhost:1")
 
 
 def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

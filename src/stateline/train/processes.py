@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -269,7 +271,11 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that processes train together, but "
             f"{', '.join(missing)} is not set: start them with torchrun, or unset WORLD_SIZE"
         )
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    store, rank, count = next(rendezvous("env://"))
+    # torchrun keeps its store when it starts the processes again, with the old addresses in it
+    store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
     try:
         if on_gpu:
             torch.cuda.set_device(place)
