@@ -309,9 +309,9 @@ def _slug(entry: Entry) -> str:
 
 def _commits(record: TableRecord) -> str:
     """The commits of the runs in words, and whether files differed from them."""
-    commits = str(record.environment.get("commit", "")).split(", ")
+    commits = str(record.environment["commit"]).split(", ")
     told = [f"{own[:10]} with changed files" if own.endswith("+") else own[:10] for own in commits]
-    return f"commit {', '.join(told)}" if commits != [""] else "commit not recorded"
+    return f"commit {', '.join(told)}"
 
 
 def _rows(title: str, found: Sequence[Entry]) -> list[str]:

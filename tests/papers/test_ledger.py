@@ -79,6 +79,7 @@ def test_a_recorded_table_says_when_where_and_how_it_was_made(path: Path) -> Non
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", record.created)
     assert record.command
     assert record.environment["torch"]
+    assert re.match(r"[0-9a-f]{40}", str(record.environment["commit"]))  # unknown sorts last
     assert record.rows
     assert record.table == "" or path == ROOT / RECORDS / f"{record.table}-{record.size}.json"
 
