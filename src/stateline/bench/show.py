@@ -67,8 +67,7 @@ def _table(title: str, figures: Sequence[Figure], judge: bool) -> Table:
             for heading, cell in cells.items():
                 columns.setdefault(heading, []).append(cell)
     columns = {heading: cells for heading, cells in columns.items() if any(cells)}
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    table.padding = (0, 1, 0, 0)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for heading, column in columns.items():
         if heading == "by":
             table.add_column(heading, overflow="fold")

@@ -202,8 +202,9 @@ def _continue_batch(
     if reader.kept is None or given.seed is not None:
         state = generate.seeded(state, given.seed or 0)
     else:  # forks of one text draw the numbers of different rows
-        number = torch.arange(len(rows), device=state.random.device)[:, None]
-        state = state._replace(random=state.random + torch.nn.functional.pad(number, (1, 1)))
+        random = state.random.clone()
+        random[:, 1] += torch.arange(len(rows), device=random.device)
+        state = state._replace(random=random)
     stored = resolve_dtype(given.state_dtype)
     generate.check_length(model, state.length, given.max_new_tokens)
     _tell_origin(given, reader.kept)

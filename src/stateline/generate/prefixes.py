@@ -65,7 +65,7 @@ class PrefixStates:
         memory: Largest number of bytes in memory. The least recently used states leave it.
         folder: Where states that leave memory are written, for this and other processes; by
             default they are lost. A damaged file counts as missing. If the folder cannot be written
-            later, such as on a full disk, states are lost with a warning.
+            later, such as on a full disk, a warning is logged, and they are lost, too.
         disk: Largest number of bytes in the folder; the least recently used are removed.
 
     Raises:

@@ -26,8 +26,8 @@ class HuggingFaceReader(Reader):
 
     Prompts of different lengths are padded on the left, with a mask, if the model gives the same
     logits with padding. Otherwise only prompts of one length share a call, or, if rows change each
-    other's logits, every prompt has its own call. This is measured once, on random tokens. Rows
-    that together need more learned positions than there are are not padded, either.
+    other's logits, every prompt has its own call. This is measured once, on random tokens. If
+    rows need more learned positions together than the model has, they are not padded, either.
 
     Args:
         spec: ``hf:`` and a folder.
