@@ -121,15 +121,41 @@ def test_groups_of_rows_have_matrices_of_their_own_in_values_and_gradients() -> 
     torch.testing.assert_close(grouped_linear(x, weight, counts), wanted)
 
 
-def test_layers_side_by_side_are_added() -> None:
+def test_layers_side_by_side_are_added_or_normalised_and_averaged() -> None:
     torch.manual_seed(0)
     a, b = Attention(WIDTH).double(), LSTM(WIDTH).double()
     torch.testing.assert_close(Parallel(Stack(a, b))(X), a(X) + b(X))
-    mean = Parallel(Stack(a, b), normalise=True).double()
-    with torch.no_grad():
-        mean.norms[1].weight.fill_(3.0)
     normed = [F.rms_norm(layer(X), (WIDTH,), eps=1e-6) for layer in (a, b)]
-    torch.testing.assert_close(mean(X), (normed[0] + 3 * normed[1]) / 2)
+    for join in ("norm", "hymba"):
+        mean = Parallel(Stack(a, b), join=join).double()
+        with torch.no_grad():
+            mean.norms[1].weight.fill_(3.0)
+        wanted = (normed[0] + 3 * normed[1]) / 2
+        wanted = wanted if mean.out_proj is None else wanted @ mean.out_proj.weight.T
+        torch.testing.assert_close(mean(X), wanted)
+
+
+def test_an_adapter_reads_an_output_with_the_mean_and_deviation_of_the_first() -> None:
+    torch.manual_seed(0)
+    a, b = LSTM(WIDTH).double(), Attention(WIDTH).double()
+    layer = Parallel(Stack(a, b), join="adapter").double()
+    first, second = a(X), b(X)
+    second = (second - second.mean(-1, keepdim=True)) / second.std(-1, keepdim=True)
+    alike = second * first.std(-1, keepdim=True) + first.mean(-1, keepdim=True)
+    (adapter,) = layer.adapters
+    wanted = (first + alike @ adapter.weight.T + adapter.bias) / 2
+    torch.testing.assert_close(layer(X), wanted, atol=1e-4, rtol=1e-4)  # norm_eps
+
+
+def test_groups_of_heads_side_by_side_are_the_heads_of_one_layer() -> None:
+    torch.manual_seed(0)
+    whole = Attention(WIDTH, n_heads=4, position="rope").double()
+    parts = [Attention(WIDTH, n_heads=2, d_head=2, position="rope").double() for _ in range(2)]
+    for part, rows in zip(parts, (slice(0, 4), slice(4, 8)), strict=True):
+        qkv = whole.qkv.weight.view(3, WIDTH, WIDTH)[:, rows].flatten(0, 1)
+        out = whole.out_proj.weight[:, rows]
+        part.load_state_dict({"qkv.weight": qkv, "out_proj.weight": out})
+    torch.testing.assert_close(Parallel(Stack(*parts))(X), whole(X))
 
 
 def test_a_pattern_names_what_stands_side_by_side() -> None:

@@ -278,7 +278,10 @@ KINDS: dict[str, Callable[[], AnyLayer]] = {
         for name, kind in WRAPPERS.items()
         if name not in NOT_CAUSAL
     },
-    "parallel(normalise)": lambda: WRAPPERS["parallel"](hybrid(), normalise=True),
+    **{
+        f"parallel({join})": lambda join=join: WRAPPERS["parallel"](hybrid(), join=join)
+        for join in ("norm", "hymba", "adapter")
+    },
     "shared(three depths)": lambda: WRAPPERS["shared"](
         Stack(*(LAYERS[name](WIDTH) for name in ("attention", "lstm", "h3", "s4d"))), rank=2
     ),
