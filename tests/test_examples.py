@@ -143,6 +143,11 @@ def test_packed_rows_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].startswith("| lstm | ")
 
 
+@pytest.mark.parametrize(("case", "most"), [("forward", 242), ("token", 337)])
+def test_the_way_to_the_kernels_does_not_grow(case: str, most: int) -> None:
+    assert example("python_calls").calls(case).total() <= most
+
+
 def test_every_example_says_how_it_is_run() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
     assert files
