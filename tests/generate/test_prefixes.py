@@ -284,3 +284,12 @@ def test_limits_are_positive(build: Build, limit: dict[str, int]) -> None:
 def test_wrong_tokens_are_refused(build: Build, tokens: list[int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         PrefixStates(build("lstm")).read(tokens)
+
+
+def test_hashes_are_computed_by_pieces(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = PrefixStates(build("lstm"), every=8)
+    whole = states.read(TEXT)
+    monkeypatch.setattr("stateline.generate.prefixes.HASHED_AT_ONCE", 10)
+    assert list(states.pieces([*TEXT, 1])) == [0] * (len(TEXT) // 10) + [1]
+    again = states.read(TEXT)
+    assert (again.key, again.reused) == (whole.key, len(TEXT))

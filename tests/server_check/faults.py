@@ -75,9 +75,9 @@ def wrong_block(engine: Engine) -> None:
     kept = engine.prefixes
     longest = kept._longest
 
-    def wrong(keys: Any, after: Any) -> Any:
-        number, state = longest(keys, after)
-        shorter, other = longest(keys[: max(0, number - 1)], None)
+    def wrong(found: dict[int, bytes]) -> Any:
+        number, state = longest(found)
+        shorter, other = longest({n: key for n, key in found.items() if n < number})
         return (number, other) if shorter else (number, state)
 
     kept._longest = wrong  # type: ignore[method-assign]
@@ -134,6 +134,7 @@ def not_reloaded(engine: Engine) -> None:
         keep(key, state, now=now)
 
     kept.get, kept.keep = wrong, remembered  # type: ignore[method-assign]
+    kept.holds = known.__contains__  # type: ignore[method-assign]
 
 
 def draft_not_rolled_back(engine: Engine) -> None:
@@ -219,9 +220,9 @@ def skipped_token(engine: Engine) -> None:
     kept = engine.prefixes
     longest = kept._longest
 
-    def wrong(keys: Any, after: Any) -> Any:
-        number, state = longest(keys, after)
-        return (number + (0 < number < len(keys))), state
+    def wrong(found: dict[int, bytes]) -> Any:
+        number, state = longest(found)
+        return number + (number > 0), state
 
     kept._longest = wrong  # type: ignore[method-assign]
 

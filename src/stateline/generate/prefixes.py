@@ -24,6 +24,9 @@ from stateline.models.language_model import LanguageModel
 MEMORY, DISK = 1 << 28, 1 << 32
 """Bytes of kept states in memory and on disk, by default."""
 
+HASHED_AT_ONCE = 1 << 14
+"""Tokens that are hashed between two pieces: tens of milliseconds."""
+
 _ENDING = ".state"
 
 log = getLogger("stateline.generate")
@@ -140,7 +143,8 @@ class PrefixStates:
     ) -> Generator[int, None, Read]:
         """As :meth:`read`, but stops after each piece and yields its number of tokens.
 
-        A piece has at most 1,024 tokens. Texts share states only with texts of the same ``salt``.
+        A piece has at most 1,024 tokens, which are read, or ``HASHED_AT_ONCE``, which are only
+        hashed: for these, 0 is yielded. Texts share states only with texts of the same ``salt``.
         """
         ids = torch.as_tensor(tokens, dtype=torch.int64)
         if ids.ndim != 1:
@@ -149,25 +153,28 @@ class PrefixStates:
                 "by itself"
             )
         self.model.check_tokens(ids)
-        keys = list(self.keys(ids.tolist(), after, salt))
-        reused, state = self._longest(keys, after)
+        state = None if after is None else self.find(after)
+        before = 0 if state is None else state.length
+        keys, kept = yield from self._hash(ids, before, after, salt)
+        reused, found = self._longest(kept)
+        state = found or state
         done = reused
         if state is None:
-            if not keys:
+            if not len(ids):
                 raise InputError("the prompt is empty: give at least one token")
             done, state = 1, first_token(self.model, ids[:1])
-            if len(keys) == 1:
-                self.keep(keys[0], state)
-        while done < len(keys):
+            if len(ids) == 1:
+                self.keep(keys[1], state)
+        while done < len(ids):
             free = self.every - (state.length - 1) % self.every
             piece = ids[done : done + min(free, PREFILL_CHUNK)]
             with remembering(self._weights):
                 state = extend(self.model, state, piece[None])
             done += len(piece)
-            if len(piece) == free or done == len(keys):
-                self.keep(keys[done - 1], state)
+            if done in keys:
+                self.keep(keys[done], state)
             yield len(piece)
-        return Read(state, keys[-1] if keys else after or b"", reused)
+        return Read(state, keys.get(len(ids), after or b""), reused)
 
     def keep(self, key: bytes, state: SessionState, *, now: bool = False) -> None:
         """Keep a state of one row; ``now`` writes it to the folder at once, if there is one."""
@@ -182,6 +189,10 @@ class PrefixStates:
             oldest = next(iter(self._states))
             self._write(oldest)
             self.in_memory -= nbytes(self._states.pop(oldest))
+
+    def holds(self, key: bytes) -> bool:
+        """Whether a state is kept under a hash; its file may still be damaged."""
+        return key in self._states or key in self._files
 
     def get(self, key: bytes) -> SessionState | None:
         """The state that is kept under a hash, in memory or in the folder."""
@@ -206,19 +217,40 @@ class PrefixStates:
         for key in self._states:
             self._write(key)
 
-    def _longest(
-        self, keys: Sequence[bytes], after: bytes | None
-    ) -> tuple[int, SessionState | None]:
-        """The longest kept prefix of a text: its number of tokens, and its state."""
-        for number in range(len(keys), 0, -1):
-            if (state := self.get(keys[number - 1])) is not None:
-                return number, state
-        if after is None:
-            return 0, None
-        self._look_for(after)
-        if (state := self.get(after)) is None:
+    def find(self, key: bytes) -> SessionState:
+        """The state that is kept under a hash.
+
+        Raises:
+            InputError: If it is not kept.
+        """
+        self._look_for(key)
+        if (state := self.get(key)) is None:
             raise InputError("the state of the text before is no longer kept: give the whole text")
-        return 0, state
+        return state
+
+    def _hash(
+        self, ids: Int[Tensor, " length"], before: int, after: bytes | None, salt: str
+    ) -> Generator[int, None, tuple[dict[int, bytes], dict[int, bytes]]]:
+        """Hashes by number of tokens: those to keep states under, and those with a kept state."""
+        keys, kept, key = dict[int, bytes](), dict[int, bytes](), after
+        for first in range(0, len(ids), HASHED_AT_ONCE):
+            if first:
+                yield 0
+            piece = ids[first : first + HASHED_AT_ONCE].tolist()
+            for number, link in enumerate(self.keys(piece, key, salt), first + 1):
+                if (before + number - 1) % self.every == 0 or number == len(ids):
+                    keys[number] = link
+                if self.holds(link):
+                    kept[number] = link
+            key = link
+        return keys, kept
+
+    def _longest(self, kept: dict[int, bytes]) -> tuple[int, SessionState | None]:
+        """The longest prefix whose state can be read: its number of tokens, and the state."""
+        for number, key in reversed(kept.items()):
+            if (state := self.get(key)) is not None:
+                return number, state
+        return 0, None
 
     def _look_for(self, key: bytes) -> None:
         """Find a state that another process has written since this one read the folder."""
