@@ -256,7 +256,7 @@ def test_the_table_says_what_each_optimizer_keeps(kind: str) -> None:
     optimizer = make_optimizer(trained, TrainConfig(optimizer=kind))
     trained(torch.tensor([[1, 2, 3]])).square().sum().backward()
     optimizer.step()
-    for name, likes in moments_like(trained, optimizer, kind).items():
+    for name, likes in moments_like(trained, optimizer, TrainConfig(optimizer=kind)).items():
         kept = optimizer.state[trained.get_parameter(name)]
         assert {k: (x.shape, x.dtype) for k, x in kept.items()} == {
             k: (x.shape, x.dtype) for k, x in likes.items()

@@ -76,6 +76,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from stateline.runs.job import training_costs
     from stateline.runs.single import run_single, single_job
     from stateline.tasks import make_task
+    from stateline.train.metrics import COMPLETE
     from stateline.train.processes import join_processes
 
     task = make_task(given.task)
@@ -111,12 +112,11 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
                 interrupted=lambda: bool(caught),
                 tell=announce,
             )
-        if processes.main and result.stopped in ("finished", "solved"):
-            for observer in observers:
-                observer.finished(job, result)
+        for observer in observers if processes.main and result.stopped in COMPLETE else ():
+            observer.finished(job, result)
     if processes.main:  # here, or the others would take an error for a lost connection
         _print_result(job, result, folder)
-    ends = {"interrupted": 128 + (caught or [SIGTERM])[0], "finished": 0, "solved": 0}
+    ends = {"interrupted": 128 + (caught or [SIGTERM])[0]} | dict.fromkeys(COMPLETE, 0)
     return ends.get(result.stopped, 2)
 
 
@@ -168,12 +168,14 @@ def _costs(job: "Job", costs: "TrainingCosts") -> str:
 
 
 def _print_result(job: "Job", result: "RunRecord", folder: Path) -> None:
+    from stateline.train.metrics import COMPLETE
+
     pattern = job.model.pattern
     if result.stopped == "interrupted":
         steps = count(result.steps, "step")
         print(f"{pattern}: stopped and saved after {steps}; continue with --resume")
         return
-    if result.stopped not in ("finished", "solved"):
+    if result.stopped not in COMPLETE:
         raise InputError(result.stopped)
     print(f"{pattern}: {result.parameters:,} parameters, {result.stopped}")
     for length, scores in result.by_length.items():

@@ -20,6 +20,7 @@ from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
 from stateline.runs.results import RunRecord
 from stateline.tasks import Task, make_task
 from stateline.train.config import TrainConfig
+from stateline.train.metrics import COMPLETE
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Learning rates that are tried, relative to the model's own on the task."""
@@ -241,4 +242,4 @@ def _around(rate: float) -> list[float]:
 
 
 def _ended_well(run: RunRecord) -> bool:
-    return run.stopped in ("finished", "solved", "paused")
+    return run.stopped in (*COMPLETE, "paused")

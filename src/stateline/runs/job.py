@@ -66,10 +66,6 @@ class Job:
         return self.alias or self.model.pattern
 
 
-_ADDED = ("loss_chunk",)
-"""Settings that older runs lack. ``None`` is not hashed, so that these runs keep their names."""
-
-
 def digest(value: Job | ModelConfig) -> str:
     """A short content hash."""
     text = json.dumps(_hashed(value), sort_keys=True)
@@ -77,13 +73,11 @@ def digest(value: Job | ModelConfig) -> str:
 
 
 def _hashed(settings: Any) -> dict[str, Any]:
-    """The settings that are hashed, as plain data."""
-    values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings) if f.compare}
-    return {
-        name: _hashed(value) if dataclasses.is_dataclass(value) else value
-        for name, value in values.items()
-        if value is not None or name not in _ADDED
-    }
+    """The settings that are not at their defaults, as plain data: a new setting renames no run."""
+    fields = [f for f in dataclasses.fields(settings) if f.compare]
+    values = {f.name: getattr(settings, f.name) for f in fields}
+    plain = {n: _hashed(v) if dataclasses.is_dataclass(v) else v for n, v in values.items()}
+    return {f.name: plain[f.name] for f in fields if values[f.name] != f.default}
 
 
 def check_job(job: Job, task: Task) -> None:

@@ -18,7 +18,7 @@ from stateline.tasks import Task
 from stateline.train.config import TrainConfig
 from stateline.train.folder import found
 from stateline.train.loop import ALONE
-from stateline.train.metrics import Metrics
+from stateline.train.metrics import COMPLETE, Metrics
 from stateline.train.processes import Processes
 
 CONFIG = "config.yaml"
@@ -120,7 +120,7 @@ def run_single(  # noqa: PLR0913
         run = train_and_score(job, folder, on_log, own, processes, interrupted)
         if processes.main:
             write_text(folder / CONFIG, recipe)  # a resumed run may have another number of steps
-        if processes.main and run.stopped in ("finished", "solved"):
+        if processes.main and run.stopped in COMPLETE:
             write_single(job, task, run, folder, command)
     return run
 

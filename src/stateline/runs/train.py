@@ -22,7 +22,7 @@ from stateline.tasks import Task, make_task
 from stateline.train.checkpoint import save_whole
 from stateline.train.folder import found
 from stateline.train.loop import ALONE, train
-from stateline.train.metrics import Metrics, TrainingDiverged, TrainResult
+from stateline.train.metrics import COMPLETE, Metrics, TrainingDiverged, TrainResult
 from stateline.train.processes import Processes
 
 
@@ -68,16 +68,19 @@ def train_and_score(
 ) -> RunRecord:
     """See :func:`run_job`; the folder is ready to be written."""
     task = task or make_task(job.task, seed=job.training.seed)
-    if job.trial:
-        task.hold_out_validation()
+    learned = task
+    if job.trial or job.training.chooses:
+        if not job.trial:  # the final scores are of data that have chosen nothing
+            learned = make_task(job.task, seed=job.training.seed)
+        learned.hold_out_validation()
     seed, own = job.training.seed, job.training.init_seed
     torch.manual_seed(seed if own is None else own)
     fresh = not found(folder)
     begun = start_from(job.model, job.init) if job.init and fresh else make_model(job.model)
     model = begun.to(processes.device)
     processes.on_main(lambda: _note(task, folder, fresh=fresh))
-    ended = _train(job, task, model, folder, on_log, processes, interrupted)
-    good = ended.stopped in ("finished", "solved") and not job.trial
+    ended = _train(job, learned, model, folder, on_log, processes, interrupted)
+    good = ended.stopped in COMPLETE and not job.trial
     if good:
         save_whole(model, folder, processes)
     run = _record(job, task, model, ended, processes)
@@ -143,7 +146,7 @@ def _record(
 ) -> RunRecord:
     """The record of a run without final scores."""
     last = ended.curve[-1].metric if ended.curve else None
-    apart = job.trial or task.drawn  # the final scores use other data
+    apart = job.trial or job.training.chooses or task.drawn  # the final scores use other data
     return RunRecord(
         model=job.label,
         family=job.family,

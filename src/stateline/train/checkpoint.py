@@ -69,6 +69,7 @@ class Save:
     ) -> None:
         self.processes = processes
         self.path = folder / CHECKPOINTS / f"step-{record['progress']['steps']:08}"
+        self._best = f"step-{record['progress']['best_step'] or 0:08}"
         self._draft = self.path.with_name(f".{self.path.name}.new")
         self._texts = {CONFIG: model.config.to_json(), RECORD: json.dumps(record)}
         self._hashes: dict[str, str] = {}
@@ -90,7 +91,7 @@ class Save:
         return not self._thread.is_alive()
 
     def commit(self, keep: int) -> None:
-        """Make the checkpoint visible, and remove all but the newest ``keep``.
+        """Make the checkpoint visible, and remove all but the newest ``keep`` and the best.
 
         All processes must call this. Each waits until every process has written its part.
 
@@ -193,7 +194,8 @@ class Save:
             for changed in (folder, folder.parent):
                 sync(changed)
             for old in found(folder.parent)[:-keep]:
-                os.replace(old, self._hidden(old))
+                if old.name != self._best:
+                    os.replace(old, self._hidden(old))
             for hidden in folder.glob(".step-*"):
                 shutil.rmtree(hidden, ignore_errors=True)
         except (OSError, InputError) as error:

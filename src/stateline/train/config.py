@@ -9,6 +9,7 @@ from stateline.settings import check_settings
 _LEAST = {
     1: (
         "steps",
+        "patience",
         "log_every",
         "accumulate",
         "keep",
@@ -19,7 +20,16 @@ _LEAST = {
         "decay_steps",
         "shard",
     ),
-    0: ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed", "init_seed"),
+    0: (
+        "weight_decay",
+        "warmup_steps",
+        "clip",
+        "max_skipped",
+        "eval_every",
+        "save_every",
+        "seed",
+        "init_seed",
+    ),
 }
 
 _FALLING = ("linear", "cosine", "wsd")
@@ -32,7 +42,7 @@ _NEEDED = (
 )
 """Settings that need one of some choices of another setting."""
 
-COUNTS = (*_LEAST[1], "warmup_steps", "eval_every", "save_every", "seed", "init_seed")
+COUNTS = (*_LEAST[1], *(name for name in _LEAST[0] if name not in ("weight_decay", "clip")))
 """Settings that are integers."""
 
 
@@ -95,9 +105,19 @@ class TrainConfig:
         warmup_overlaps: Count the schedule from the first update instead of from the end of the
             warm-up, as the official H3 code does.
         clip: Largest norm of the whole gradient; 0 switches clipping off.
+        max_skipped: Updates in a row that may be skipped because their loss or gradient is not
+            finite; one more ends the run. A carried state then begins anew.
+        ema: Decay rate d of the exponential moving average m of the weights w, m = d m + (1 - d) w
+            after each update, beginning at the weights after the first. Scores during training and
+            the model at the end have these weights.
         log_every: Updates between two lines of metrics.
         eval_every: Updates between two scores at the training length; 0 scores only at the end.
         stop_at: Stop when the score at the training length is at least as good as this.
+        keep_best: Keep the checkpoint with the best score at the training length, whatever
+            ``keep`` is; the model at the end has its weights. A task on files then scores a part
+            of its training data, which is held out, until the end.
+        patience: Stop after this many scores that are no better than the best before (early
+            stopping); data are held out as for ``keep_best``.
         save_every: Updates between two checkpoints; 0 saves only at the end.
         keep: Number of checkpoints to keep.
         parallel: With several processes: ``ddp`` (each has the whole model) or ``fsdp`` (each has
@@ -138,9 +158,13 @@ class TrainConfig:
     warmup_from_zero: bool = False
     warmup_overlaps: bool = False
     clip: float = 1.0
+    max_skipped: int = 0
+    ema: float | None = None
     log_every: int = 50
     eval_every: int = 100
     stop_at: float | None = None
+    keep_best: bool = False
+    patience: int | None = None
     save_every: int = 500
     keep: int = 2
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -158,9 +182,17 @@ class TrainConfig:
             if rate is not None and rate <= 0:
                 raise InputError(f"{name} must be positive, got {rate}")
         self._check_choices()
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
+        for name in ("beta1", "beta2", "ema"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate < 1:
+                raise InputError(f"{name} must be from 0 to below 1, got {rate}")
+        if not self.eval_every and (self.keep_best or self.patience):
+            raise InputError("keep_best and patience need scores: set eval_every above 0")
+
+    @property
+    def chooses(self) -> bool:
+        """Whether scores during training choose the model at the end."""
+        return self.keep_best or self.patience is not None
 
     def _check_choices(self) -> None:
         for name, choice, needed in _NEEDED:

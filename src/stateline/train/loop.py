@@ -1,6 +1,8 @@
 """The training loop."""
 
 import json
+import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -23,8 +25,9 @@ from stateline.train.batches import Batches
 from stateline.train.checkpoint import Save
 from stateline.train.config import TrainConfig
 from stateline.train.fit import check_fit, check_schedule
-from stateline.train.folder import found
+from stateline.train.folder import CHECKPOINTS, found
 from stateline.train.metrics import (
+    COMPLETE,
     METRICS,
     Metrics,
     NotFinite,
@@ -33,15 +36,17 @@ from stateline.train.metrics import (
     TrainResult,
     cut_metrics,
 )
-from stateline.train.optimizer import set_learning_rate
+from stateline.train.optimizer import averaged, exchange, set_learning_rate
 from stateline.train.parts import Copies
 from stateline.train.processes import Processes, own_rows
 from stateline.train.restore import read
-from stateline.train.same_run import check_alike, settings_that_count
+from stateline.train.same_run import check_alike, identity, settings_that_count
 from stateline.train.update import Updater
 from stateline.train.usage import Usage
 
 ALONE = Processes()
+
+_log = logging.getLogger("stateline")
 
 
 def train(
@@ -68,7 +73,8 @@ def train(
         task: Gives the batches and the score.
         config: Optimizer, schedule, length, state.
         folder: Where metrics and checkpoints are written; by default nowhere.
-        run: What else defines the run, as plain data; checkpoints of other runs are refused.
+        run: What else defines the run, as plain data; checkpoints of other runs are refused. By
+            default, the model's configuration and the first training batch.
         processes: The processes that share the work; each calls this function. By default this
             one alone, on the device of the model.
         on_log: Called with every line of metrics, in the main process.
@@ -90,6 +96,7 @@ def train(
     with closing(trainer.batches), _in_training(model, config):
         trainer.resume()
         trainer.run(on_log, interrupted)
+        trainer.finish()
     return TrainResult(**vars(trainer.progress), curve=trainer.curve)
 
 
@@ -126,8 +133,12 @@ class Trainer:
                 "requires_grad of some to true"
             )
         check_fit(model, task, config)
+        if config.keep_best and folder is None:
+            raise InputError("keep_best keeps a checkpoint: give a folder")
         self.model, self.task, self.config = model, task, config
         self.processes, self.folder = processes, folder
+        if run is None and folder is not None:
+            run = identity(task, model.config)
         self.defined_by = {"run": run, "train": settings_that_count(config)}
         self.kept = [] if folder is None else found(folder)
         if not self.kept:
@@ -166,8 +177,7 @@ class Trainer:
         while not progress.stopped:
             started = time.perf_counter()
             share = set_learning_rate(self.update.optimizer, config, progress.steps)
-            loss, norm = self._update()
-            progress.losses.append(loss)
+            norm = self._update()
             progress.seconds += time.perf_counter() - started
             progress.steps += 1
             last = progress.steps == config.steps
@@ -178,26 +188,60 @@ class Trainer:
                 progress.steps_to_solve = progress.steps
             if _as_good(self.task, score, config.stop_at):
                 progress.stopped = "solved"
+            best = self._compare(score)
+            if not progress.stopped and progress.stale == config.patience:
+                progress.stopped = "stalled"
             if score is not None or _due(progress.steps, config.log_every):
                 speed = (progress.tokens - tokens) / (progress.seconds - seconds)
                 tokens, seconds = progress.tokens, progress.seconds
                 self._log(score, share * config.lr, norm, speed, on_log)
             if self._any(not progress.stopped and interrupted()):
                 progress.stopped = "interrupted"
-            if progress.stopped or _due(progress.steps, config.save_every):
+            kept = best and config.keep_best
+            if progress.stopped or kept or _due(progress.steps, config.save_every):
                 self.save()
         self.commit()
 
-    def _update(self) -> tuple[float, float]:
-        """Make one update, and return the loss before it and the norm of the gradient."""
-        micro_batches = self.batches.update(self.progress.steps)
-        try:
-            found = self.update(micro_batches, self.progress.steps)
-        except NotFinite as error:
-            self._diverged(str(error), self.progress.steps + 1)
+    def finish(self) -> None:
+        """Give the model the weights that it ends with: those of the best score, or averages."""
+        progress = self.progress
+        if progress.stopped not in COMPLETE:
+            return
+        if self.config.keep_best and progress.best_step not in (None, progress.steps):
+            assert self.folder is not None
+            path = self.folder / CHECKPOINTS / f"step-{progress.best_step:08}"
+            read(path, self.update, self.defined_by)
+        exchange(self.update.optimizer)
+
+    def _update(self) -> float | None:
+        """Make one update, and return the norm of the gradient; none if it was skipped."""
+        progress, micro_batches = self.progress, self.batches.update(self.progress.steps)
         tokens = sum(micro.targets.shape[:2].numel() for micro in micro_batches)
-        self.progress.tokens += tokens * self.processes.count
-        return found
+        progress.tokens += tokens * self.processes.count
+        try:
+            loss, norm = self.update(micro_batches, progress.steps)
+        except NotFinite as error:
+            if progress.skipped_in_a_row == self.config.max_skipped:
+                self._diverged(str(error), progress.steps + 1)
+            _log.warning("update %d is skipped: %s", progress.steps + 1, error)
+            self.update.forget()
+            progress.skipped += 1
+            progress.skipped_in_a_row += 1
+            return None
+        progress.losses.append(loss)
+        progress.skipped_in_a_row = 0
+        return norm
+
+    def _compare(self, score: float | None) -> bool:
+        """Whether a score is the best so far."""
+        progress = self.progress
+        if score is None or not math.isfinite(score):
+            return False
+        best = progress.best is None or not _as_good(self.task, progress.best, score)
+        if best:
+            progress.best, progress.best_step = score, progress.steps
+        progress.stale = 0 if best else progress.stale + 1
+        return best
 
     def _diverged(self, what: str, step: int) -> NoReturn:
         self.commit()
@@ -212,7 +256,7 @@ class Trainer:
     def _score(self) -> float:
         self.batches.settle()
         try:
-            with self.processes.scoring(self.model):
+            with averaged(self.update.optimizer), self.processes.scoring(self.model):
                 scores = evaluate(self.model, self.task, self.task.train_length, training=True)
         except OutputIsNaN:
             self._diverged("the output became NaN", self.progress.steps)
@@ -223,11 +267,13 @@ class Trainer:
         self,
         score: float | None,
         lr: float,
-        norm: float,
+        norm: float | None,
         speed: float,
         on_log: Callable[[Metrics], None],
     ) -> None:
         progress, planned = self.progress, self.config.steps
+        if not progress.losses:  # all updates since the last line were skipped
+            return
         metrics = Metrics(
             step=progress.steps,
             steps=planned,
@@ -239,6 +285,7 @@ class Trainer:
             memory=self.usage.memory(),
             utilisation=self.usage.utilisation(speed / self.processes.count),
             gradient_norm=norm,
+            skipped=progress.skipped,
         )
         progress.losses.clear()
         self.curve.append(metrics)

@@ -12,8 +12,12 @@ from stateline.train.processes import Processes
 
 METRICS = "metrics.jsonl"
 
-Ending = Literal["finished", "solved", "interrupted"]
-"""Why a run ended: all steps done, ``stop_at`` reached, or stopped from outside."""
+Ending = Literal["finished", "solved", "stalled", "interrupted"]
+"""Why a run ended: all steps done, ``stop_at`` reached, ``patience`` at its end, or stopped from
+outside."""
+
+COMPLETE = ("finished", "solved", "stalled")
+"""Endings of runs that are trained to their end."""
 
 
 class TrainingDiverged(InputError):
@@ -52,6 +56,7 @@ class Metrics:
             starts.
         gradient_norm: Norm of the whole gradient of the last update, before clipping; lines of
             older versions have none.
+        skipped: Updates that were skipped so far, since a number was not finite.
     """
 
     step: int
@@ -64,6 +69,7 @@ class Metrics:
     memory: int | None = None
     utilisation: float | None = None
     gradient_norm: float | None = None
+    skipped: int = 0
 
 
 @dataclass
@@ -76,6 +82,11 @@ class Progress:
         seconds: Time spent in updates.
         losses: Losses of the updates since the last line of metrics.
         steps_to_solve: Updates before the first score that reached the task's ``solved_at``.
+        best: Best score at the training length.
+        best_step: Updates before it.
+        stale: Scores since then.
+        skipped: Updates that were skipped.
+        skipped_in_a_row: Of these, the latest ones.
         stopped: Why the run ended; empty while it runs.
     """
 
@@ -84,6 +95,11 @@ class Progress:
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     steps_to_solve: int | None = None
+    best: float | None = None
+    best_step: int | None = None
+    stale: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
     stopped: str = ""
 
 

@@ -1,7 +1,8 @@
 """The optimizer over the parameter groups that layers declare, and the learning-rate schedule."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,9 @@ from stateline.train.config import TrainConfig
 
 MATRICES = "matrices"
 """Name of the group of parameters that Muon updates."""
+
+AVERAGE = "average"
+"""Name of the running mean of a parameter among its moments."""
 
 
 def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
@@ -244,14 +248,19 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     return OPTIMIZERS[config.optimizer].make(parameter_groups(model, config), config)
 
 
+def _like(config: TrainConfig, group: str, parameter: Tensor) -> Moments:
+    """Tensors like what is kept of a group's parameter, by kind."""
+    average = {} if config.ema is None else {AVERAGE: parameter}
+    return OPTIMIZERS[config.optimizer].moments(group, parameter) | average
+
+
 def moments_like(
-    model: nn.Module, optimizer: torch.optim.Optimizer, kind: str
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig
 ) -> dict[str, Moments]:
     """Tensors like an optimizer's moments, by the name of the parameter and then by kind."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    like = OPTIMIZERS[kind].moments
     return {
-        names[parameter]: like(group["name"], parameter)
+        names[parameter]: _like(config, group["name"], parameter)
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
@@ -259,13 +268,42 @@ def moments_like(
 
 def moment_bytes(model: nn.Module, config: TrainConfig) -> int:
     """Bytes of the optimizer's moments."""
-    like = OPTIMIZERS[config.optimizer].moments
     return sum(
         moment.nbytes
         for group in parameter_groups(model, config)
         for parameter in group["params"]
-        for moment in like(group["name"], parameter).values()
+        for moment in _like(config, group["name"], parameter).values()
     )
+
+
+@torch.no_grad()
+def move_averages(optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """Move the average of each weight, kept beside its moments; the first is the weight itself."""
+    for parameter, moments in optimizer.state.items():
+        if AVERAGE in moments:
+            moments[AVERAGE].lerp_(parameter, 1 - decay)
+        else:
+            moments[AVERAGE] = parameter.clone()
+
+
+@contextmanager
+def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Exchange the weights and their averages, where there are any, inside the block."""
+    exchange(optimizer)
+    try:
+        yield
+    finally:
+        exchange(optimizer)
+
+
+@torch.no_grad()
+def exchange(optimizer: torch.optim.Optimizer) -> None:
+    """Exchange the weights and their averages, where there are any."""
+    for parameter, moments in optimizer.state.items():
+        if AVERAGE in moments:
+            weights = parameter.clone()
+            parameter.copy_(moments[AVERAGE])
+            moments[AVERAGE].copy_(weights)
 
 
 def set_moments(

@@ -102,7 +102,7 @@ def _examined(
     weights = _joined(of_weights)
     _check_tensors("weights", weights, model.state_dict())
     moments = _joined([_below(part, "moments/") for part in parts])
-    likes = moments_like(model, update.optimizer, update.config.optimizer)
+    likes = moments_like(model, update.optimizer, update.config)
     _check_moments(moments, likes, progress.steps)
     own = files[processes.rank :: processes.count]
     for kind, tensors in (("weights", weights), ("moments", moments)):
@@ -143,6 +143,8 @@ def _checked_progress(path: Path, kept: Any, steps: int) -> Progress:
     solved = progress.steps_to_solve or 0
     if not 0 <= solved <= progress.steps <= steps or progress.tokens < 0 or progress.seconds < 0:
         raise ValueError("its progress is out of range")
+    if progress.best_step is not None and not 0 < progress.best_step <= progress.steps:
+        raise ValueError("its best step is out of range")
     if not all(isinstance(loss, float) and math.isfinite(loss) for loss in progress.losses):
         raise ValueError("its losses are not finite numbers")
     return progress

@@ -3,6 +3,7 @@
 Settings are compared as plain data.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
+from stateline.tasks.base import Task
 from stateline.train.config import TrainConfig
 
 FREE = (
@@ -23,6 +25,17 @@ FREE = (
     "loss_chunk",
 )
 """Settings that may change when a run continues: they affect what it learns only by rounding."""
+
+
+def identity(task: Task, model: ModelConfig) -> dict[str, Any]:
+    """What defines a run whose caller does not say it: its model, and its first training batch.
+
+    Tasks of other kinds, settings, seeds or data have another first batch.
+    """
+    digest = hashlib.sha256()
+    for tensor in task.train_batch(0):
+        digest.update(tensor.contiguous().numpy(force=True).tobytes())
+    return {"task": f"{type(task).__name__} {digest.hexdigest()[:10]}", "model": asdict(model)}
 
 
 def settings_that_count(config: TrainConfig) -> dict[str, Any]:

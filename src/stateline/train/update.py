@@ -18,7 +18,7 @@ from stateline.train.batches import MicroBatch, positions_after
 from stateline.train.chunked_loss import chunked
 from stateline.train.config import TrainConfig
 from stateline.train.metrics import NotFinite
-from stateline.train.optimizer import make_optimizer
+from stateline.train.optimizer import make_optimizer, move_averages
 from stateline.train.processes import Processes
 from stateline.train.segment import Segment
 
@@ -68,6 +68,11 @@ class Updater:
         """Start from a carried state of this process's rows."""
         self.state, self._positions = state, state.position.cpu()
 
+    def forget(self) -> None:
+        """Replace a carried state, whose numbers may not be finite, by the empty one."""
+        if self.state is not None:
+            self.carry(self.model.init_state(len(self._positions)))
+
     def __call__(self, micro_batches: list[MicroBatch], step: int) -> tuple[float, float]:
         """Make one update.
 
@@ -116,6 +121,8 @@ class Updater:
             if not math.isfinite(value):
                 raise NotFinite(f"the {what} became {value}")
         self.optimizer.step()
+        if self.config.ema is not None:
+            move_averages(self.optimizer, self.config.ema)
         for mixture, uses in self.uses.items():
             assert uses.grad is not None
             mixture.correct(self.processes.sum_tensors([uses.grad]))
