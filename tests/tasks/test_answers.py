@@ -346,5 +346,5 @@ def test_a_chat_is_written_by_the_template_and_its_last_message_is_the_answer(
     rows[4]["messages"].pop()
     with pytest.raises(InputError, match=r"line 5, must be a chat .* has the role 'user'"):
         task_of(write(path, *rows), tokenizer=str(chat_tokenizer))
-    with pytest.raises(InputError, match="chats need the folder of a tokenizer"):
+    with pytest.raises(InputError, match="has no template of chats"):
         task_of(write(path, *rows[:4]))

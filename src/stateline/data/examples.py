@@ -1,15 +1,15 @@
 """Examples of prompts and answers, or chats, each in a line of JSON."""
 
-from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
+from stateline.data.chat import chat_text
 from stateline.data.documents import field_of_row, row_of_line
 from stateline.data.load import load_tokenizer
 from stateline.data.token_text import TokenText
-from stateline.errors import InputError, needed
+from stateline.errors import InputError
 from stateline.files import regular_file, user_path
 
 CHAT = "messages"
@@ -117,27 +117,13 @@ class ExampleReader:
         try:
             if messages[-1]["role"] != "assistant":
                 raise ValueError(f"its last message has the role {messages[-1]['role']!r}")
-            render = partial(self._chat_tokenizer.apply_chat_template, tokenize=False)
-            prompt, whole = render(messages[:-1], add_generation_prompt=True), render(messages)
+            prompt = chat_text(self.tokenizer, messages[:-1])
+            whole = chat_text(self.tokenizer, messages, prompt=False)
             if not whole.startswith(prompt):
                 raise ValueError("the template writes the prompt differently before an answer")
-        except InputError:
-            raise
-        except Exception as error:  # templates raise many types
+        except (InputError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{place} must be a chat that the template of {self._source} can write and that "
                 f"ends with an answer of the assistant: {error or type(error).__name__}"
             ) from error
         return prompt, whole[len(prompt) :]
-
-    @cached_property
-    def _chat_tokenizer(self) -> Any:
-        """The tokenizer of transformers, which has the chat template."""
-        transformers = needed("transformers", "the template of chats", "hf")
-        try:
-            return transformers.AutoTokenizer.from_pretrained(self._source, local_files_only=True)
-        except Exception as error:  # transformers raises many types
-            raise InputError(
-                f"chats need the folder of a tokenizer with a chat template, got {self._source!r}: "
-                f"{str(error) or type(error).__name__:.200}"
-            ) from error

@@ -95,6 +95,11 @@ class HuggingFaceTokenizer(Tokenizer):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._text, self._source, self._special = text, source, special
+        self.chat_template = special.chat
+        names = {"bos_token": special.begin, "eos_token": special.end}
+        self.special_names = {key: name for key, name in names.items() if name}
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_tokens = frozenset(n for n, token in added.items() if token.special)
         numbers = self._tokenizer.get_vocab()
         self.padding = numbers.pop(PADDING, -1)
         self.byte_tokens = {numbers[name] for name in _BYTES if name in numbers}
@@ -116,11 +121,6 @@ class HuggingFaceTokenizer(Tokenizer):
         """The token that its settings name, or else the last one that it puts before a text."""
         number = self._tokenizer.token_to_id(self._special.begin) if self._special.begin else None
         return super().begin_of_text if number is None else number
-
-    @property
-    def chat_template(self) -> str:
-        """The template of transformers for chats; empty if there is none."""
-        return self._special.chat
 
     @property
     def end_of_text(self) -> int | None:

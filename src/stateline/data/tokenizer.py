@@ -4,8 +4,9 @@ import codecs
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Int
@@ -44,11 +45,17 @@ class Tokenizer(ABC):
         padded_size: Number of tokens of the model, where it is larger: output matrices are often
             padded to a round size. The tokens ``vocab_size`` and above have no text.
         beginning: Tokens that the model expects before a text, such as ``<s>``; often none.
+        special_tokens: Tokens that stand for no text, such as ``<|im_end|>``.
+        special_names: Names of some of them, by their names in templates of chats: ``bos_token``.
+        chat_template: The template of transformers for chats; empty if there is none.
     """
 
     vocab_size: int
     padded_size: int = 0
     beginning: tuple[int, ...] = ()
+    special_tokens: frozenset[int] = frozenset()
+    special_names: Mapping[str, str] = MappingProxyType({})
+    chat_template: str = ""
 
     @property
     def begin_of_text(self) -> int | None:

@@ -1,7 +1,7 @@
 """From tokens to text: no half character and no part of a stop string is returned."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,13 +36,16 @@ class TextStream:
     r"""Turns tokens into text, and returns it as soon as no later token can change it.
 
     A stop string may begin and end inside of tokens. If there are several, the one that is
-    complete first ends the text. The tokenizer's end tokens end it, too.
+    complete first ends the text. End tokens end it, too. Special tokens have no text.
 
     Args:
         tokenizer: Tokenizer of the model.
         stop: Strings before which the text ends, or one such string.
         held: State of an interrupted text, from :meth:`hold`.
         after: Tokens of the prompt; see :func:`decoder_after`.
+        ends: Tokens that end the text; by default the tokenizer's.
+        least: Number of tokens before which nothing ends the text.
+        special: Whether special tokens are shown.
 
     Attributes:
         stopped: Whether a stop string or an end token has ended the text.
@@ -64,13 +67,18 @@ class TextStream:
         held: HeldText | None = None,
         *,
         after: Sequence[int] = (),
+        ends: Collection[int] | None = None,
+        least: int = 0,
+        special: bool = False,
     ) -> None:
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if "" in self._stop:
             raise InputError("a stop string must not be empty: give at least one character")
         self.stopped = False
         self._decoder, self._text = decoder_after(tokenizer, after), ""
-        self._ends = tokenizer.end_tokens
+        self._ends = tokenizer.end_tokens if ends is None else ends
+        self._silent = () if special else tokenizer.special_tokens
+        self._least = least
         self._recent: deque[int] = deque(after, maxlen=_CONTEXT)
         if held is not None:
             self._continue(held, max(tokenizer.vocab_size, tokenizer.padded_size))
@@ -79,9 +87,12 @@ class TextStream:
         """Text that is certain with this token; empty after the end."""
         if self.stopped:
             return ""
-        if token in self._ends:
+        self._least -= 1
+        if token in self._ends and self._least < 0:
             rest, self.stopped = self.finish(), True
             return rest
+        if token in self._silent:
+            return ""
         self._recent.append(token)
         return self._take(self._decoder.push(token))
 
@@ -117,6 +128,8 @@ class TextStream:
             raise InputError(f"the interrupted text is damaged: {error}; save it again") from error
 
     def _take(self, new: str) -> str:
+        if self._least >= 0:
+            return new
         text = self._text + new
         ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stop]
         complete = [(end, start) for end, start in ends if start >= 0]

@@ -53,9 +53,7 @@ class Parallel(Composite):
     is_mixer: ClassVar[bool] = True
     takes_several: ClassVar[bool] = True
 
-    def __init__(
-        self, core: AnyLayer, *, join: Join = "sum", norm_eps: NotNegative = 1e-6
-    ) -> None:
+    def __init__(self, core: AnyLayer, *, join: Join = "sum", norm_eps: NotNegative = 1e-6) -> None:
         super().__init__(core.d_model)
         self.core = core if isinstance(core, Stack) else Stack(core)
         for layer in self.links:
@@ -81,7 +79,9 @@ class Parallel(Composite):
         if self.join == "adapter":
             first, *others = outputs
             pairs = zip(self.adapters, others, strict=True)
-            return torch.stack([first, *(adapt(self._like(first, y)) for adapt, y in pairs)]).mean(0)
+            return torch.stack([first, *(adapt(self._like(first, y)) for adapt, y in pairs)]).mean(
+                0
+            )
         pairs = zip(self.norms, outputs, strict=True)
         y = torch.stack([norm(y) for norm, y in pairs]).mean(dim=0)
         return y if self.out_proj is None else self.out_proj(y)
