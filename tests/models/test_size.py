@@ -161,7 +161,7 @@ def test_activations_are_foretold(pattern: str, precision: str) -> None:
 def test_a_chunk_of_the_loss_has_a_position_of_each_row(loss_chunk: int, of_row: int) -> None:
     model = meta_model(ModelConfig("attention", 10, 8))
     told = training_bytes(model, 4, 6, loss_chunk=loss_chunk)["logits"]
-    assert told == 3 * 4 * (4 * of_row) * 10
+    assert told == 2 * 4 * (4 * of_row) * 10
 
 
 def test_a_layer_may_use_a_constant_that_is_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -21,6 +20,7 @@ from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import select_rows
 from stateline.models.factory import AnyModel, meta_model
 from stateline.models.language_model import LanguageModel
+from stateline.models.likelihood import token_losses
 from stateline.models.size import training_bytes
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import make_optimizer
@@ -126,7 +126,7 @@ class Subject:
             optimizer.zero_grad()
             with lower:
                 logits = model(inputs)
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+            loss = token_losses(logits, targets).mean()
             del logits  # as in training, where the backward pass needs that memory
             loss.backward()
             optimizer.step()

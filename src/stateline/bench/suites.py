@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stateline.bench.memory import peak_bytes
@@ -17,6 +16,7 @@ from stateline.bench.timing import Call, Timing, interleave
 from stateline.layers import Stack
 from stateline.models.config import ModelConfig
 from stateline.models.factory import make_model
+from stateline.models.likelihood import token_losses
 from stateline.ops import OPS, use_backend
 from stateline.ops.op import Sizes
 from stateline.tasks import make_task
@@ -166,7 +166,7 @@ def _update(model: nn.Module, tokens: Tensor, targets: Tensor, backend: str) -> 
     def update() -> None:
         optimizer.zero_grad()
         with use_backend(backend):
-            F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+            token_losses(model(tokens), targets).mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 

@@ -3,27 +3,18 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.models.language_model import Reduce, chunks
-from stateline.tasks.base import IGNORE
+from stateline.models.likelihood import token_losses
 
 _LOGITS = 2**24
 """Logits that are in memory at a time, unless those of one position of each row are more."""
 
 
-def token_losses(
-    logits: Float[Tensor, "batch length vocab"], targets: Int[Tensor, "batch length"]
-) -> Float[Tensor, "batch length"]:
-    """Negative log-likelihood of each target in nats, in float32 or better; 0 where ignored."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits.mT, targets, ignore_index=IGNORE, reduction="none")
-
-
 def losses_of(targets: Int[Tensor, "batch length"], vocab_size: int) -> Reduce:
-    """:func:`token_losses` in place of a model's logits, which are not all in memory at a time."""
+    """The losses of tokens in place of a model's logits, which are not all in memory at a time."""
 
     def reduce(logits: Callable[[Tensor], Tensor], h: Tensor) -> Tensor:
         parts = chunks(h, targets, _LOGITS // vocab_size)

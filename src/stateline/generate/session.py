@@ -22,6 +22,7 @@ from stateline.layers.state import State, form, leaves_of, trim
 from stateline.layers.stored_state import stored
 from stateline.models.inputs import check_length
 from stateline.models.language_model import LanguageModel, LanguageModelState
+from stateline.models.likelihood import token_losses
 from stateline.ops.kernel_op import values_at_hand
 from stateline.settings import at_least, check_kind
 
@@ -80,8 +81,7 @@ class Choice(NamedTuple):
             >>> Choice(torch.tensor([1]), torch.tensor([[0.0, 0.0]])).log_probs
             tensor([-0.6931])
         """
-        logits = self.logits.to(torch.promote_types(self.logits.dtype, torch.float32))
-        return logits.log_softmax(dim=-1).gather(1, self.tokens[:, None])[:, 0]
+        return -token_losses(self.logits, self.tokens)
 
 
 class Session:

@@ -50,9 +50,8 @@ def training_bytes(
 ) -> dict[str, int]:
     """Estimate the memory of a training step, by what it is needed for.
 
-    The backward pass of the cross entropy needs three tensors of the logits' shape, in float32 also
-    under autocast: the logarithms of the probabilities, and the gradients of these and of the
-    logits. Activations are counted by running the layers on tensors without data, as on a CPU with
+    The backward pass of the cross entropy needs two tensors of the logits' shape, in float32 also
+    under autocast: the logits and their gradients. Activations are counted by running the layers on tensors without data, as on a CPU with
     its kernels. Moments of the optimizer, temporary memory inside an operation and overhead of the
     allocator are not included.
 
@@ -95,7 +94,7 @@ def training_bytes(
         "weights": weights,
         "gradients": weights,
         "activations": inputs + max(kept) if recompute else sum(kept),
-        "logits": 3 * logits,
+        "logits": 2 * logits,
     }
 
 

@@ -23,6 +23,7 @@ from stateline.generate import (
 )
 from stateline.generate.session import output_is_nan
 from stateline.layers import cat_states
+from stateline.models.likelihood import log_probabilities
 from stateline.serve.metrics import Metrics
 
 READ_AT_ONCE = 1024
@@ -402,8 +403,7 @@ def _log_probs(choice: Choice, asked: list[int | None]) -> list[tuple[LogProbs, 
     found: list[tuple[LogProbs, ...]] = [()] * len(asked)
     if all(count is None for count in asked):
         return found
-    logits = choice.logits.to(torch.promote_types(choice.logits.dtype, torch.float32))
-    table = logits.log_softmax(dim=-1)
+    table = log_probabilities(choice.logits)
     for row, count in enumerate(asked):
         if count is not None:
             values, tokens = table[row].topk(min(count, table.shape[1]))

@@ -17,11 +17,10 @@ from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.layers.state import shown
 from stateline.models.config import ModelConfig
+from stateline.models.likelihood import IGNORE as IGNORE
+from stateline.models.likelihood import token_losses
 from stateline.models.presets import configure
 from stateline.settings import at_least
-
-IGNORE = -100
-"""Target of a position that no loss or score counts (``ignore_index`` in PyTorch)."""
 
 Settings = Mapping[str, float | str]
 
@@ -35,18 +34,17 @@ Targets = Int[Tensor, "batch length"] | Float[Tensor, "batch length values"]
 def cross_entropy(
     outputs: Float[Tensor, "batch length classes"], targets: Int[Tensor, "batch length"]
 ) -> Float[Tensor, ""]:
-    """Cross entropy in nats, summed over the targets other than ``IGNORE``.
+    """Cross entropy in nats, summed over the targets other than ``IGNORE``, in float32 or better.
 
     Raises:
         InputError: If a target on the CPU is not a class.
     """
-    logits, wanted = outputs.flatten(0, 1), targets.flatten().long()
     try:
-        return F.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="sum")
+        return token_losses(outputs, targets.long()).sum()
     except IndexError as error:
         raise InputError(
-            f"targets must be from 0 to {logits.shape[1] - 1}, or {IGNORE} (IGNORE) where there is "
-            f"none: {error}"
+            f"targets must be from 0 to {outputs.shape[-1] - 1}, or {IGNORE} (IGNORE) where there "
+            f"is none: {error}"
         ) from error
 
 

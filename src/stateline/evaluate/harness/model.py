@@ -15,12 +15,12 @@ from torch import Tensor
 
 from stateline.data import Tokenizer
 from stateline.errors import InputError
-from stateline.evaluate.losses import token_losses
 from stateline.evaluate.text import score_text
 from stateline.generate import answer, load_run, read_ragged
 from stateline.generate.session import device_of
 from stateline.layers import select_rows
 from stateline.models.language_model import LanguageModel
+from stateline.models.likelihood import token_losses
 
 NEW_TOKENS = 256
 """Largest number of tokens that are written if a task sets no limit."""
