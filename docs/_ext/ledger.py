@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -19,10 +19,11 @@ from stateline.cli.reproduce import RECORDS
 from stateline.errors import InputError
 from stateline.files import write_text
 from stateline.papers.chart import draw
-from stateline.papers.claim import RATE, Judged, Statement, judge_all, verdict
+from stateline.papers.claim import Judged, Statement, judge_all, rate_of, verdict
 from stateline.papers.record import RecordedRow, TableRecord, read_table, with_rows
 from stateline.papers.show import figure, number, seeds
 from stateline.papers.table import Table, find_table
+from stateline.runs.verdict import ERROR_RATE
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "papers"
@@ -57,6 +58,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         verdict: Why there is no result.
         statements: The claim as inequalities between recorded figures, its headline first.
         lacks: Parts of the claim that the record or the test does not cover.
+        looks: How often the statements were judged: seeds were added after all looks but the last.
         table: A table of ``stateline reproduce``; it gives what is not given here.
         place: Where in the paper.
         claim: What the paper says, in a sentence.
@@ -78,6 +80,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     verdict: Unmeasured | None = None
     statements: list[Statement] = []
     lacks: list[str] = []
+    looks: Annotated[int, msgspec.Meta(ge=1)] = 1
     table: str = ""
     place: str = ""
     claim: str = ""
@@ -179,7 +182,7 @@ def _entry(claim: Claim, records: Path) -> Entry:
     record = read_table(records / f"{name}.json")
     if claim.beside:
         record = _with_beside(record, read_table(records / f"{claim.beside}.json"))
-    entry = Entry(claim, table, record, judge_all(claim.statements, record))
+    entry = Entry(claim, table, record, judge_all(claim.statements, record, claim.looks))
     _check_numbers(entry)
     return entry
 
@@ -263,12 +266,24 @@ def ledger(path: Path, records: Path = ROOT / RECORDS) -> str:
     return "\n\n".join(
         [
             f"{len(found)} claims: {total} ([what the verdicts mean](index.md#verdicts)). "
-            f"The measured ones, at {sizes} size:",
+            f"{_joint(measured)} The measured ones, at {sizes} size:",
             _grid(("verdict", "claim", "its headline, in our figures"), overview),
             *map(_section, measured),
             *_rows("Exact, by tests", [entry for entry in found if entry.claim.test]),
             *_rows("Not measured", [entry for entry in found if entry.claim.verdict]),
         ]
+    )
+
+
+def _joint(measured: Sequence[Entry]) -> str:
+    """How many headlines the rate of each claim decides, and one rate for all claims."""
+    rates = [rate_of(own.claim.statements, own.claim.looks) for own in measured]
+    pairs = [(own.judged[0], rate) for own, rate in zip(measured, rates, strict=True)]
+    alone = sum(head.outcome != "undecided" for head, _ in pairs)
+    joint = sum(h.outcome != "undecided" and h.chance < r / len(pairs) for h, r in pairs)
+    return (
+        f"At {ERROR_RATE:.0%} for each claim, {alone} of {len(pairs)} headlines are decided; at "
+        f"{ERROR_RATE:.0%} for all claims of the page together, {joint}."
     )
 
 
@@ -291,7 +306,7 @@ def _section(entry: Entry) -> str:
     how = (
         f"{_capital(seeds(shown))}, {claim.size} size, {record.created}, {_commits(record)}. "
         f"Chance of each difference between equal models: {chances} (decided below "
-        f"{RATE / len(entry.judged):.2g})."
+        f"{rate_of(claim.statements, claim.looks):.2g})."
     )
     commands = f"```console\n{_lines(claim.commands)}\n```" if claim.commands else ""
     folded = _folded("How it was measured", f"{_capital(claim.why)}.", how, record.note, commands)

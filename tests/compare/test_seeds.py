@@ -12,7 +12,7 @@ from stateline.compare import Comparison, Job, compare, plan
 from stateline.compare.seeds import Seeds
 from stateline.errors import InputError
 from stateline.runs.results import RunRecord, to_json
-from stateline.runs.verdict import SEQUENTIAL_RATE, Kind, judge
+from stateline.runs.verdict import ERROR_RATE, Kind, judge
 from stateline.tasks import make_task
 
 TRIALS, MOST, PROBLEMS = 200, 6, 1024
@@ -93,7 +93,7 @@ def test_equal_models_are_told_apart_as_rarely_as_promised(models: int) -> None:
         found, _ = planted(dict.fromkeys("abcd"[:models], draw), trial, task())
         wrong += bool(found.better)
     assert wrong <= 19
-    assert SEQUENTIAL_RATE * TRIALS == 10
+    assert ERROR_RATE * TRIALS == 10
 
 
 def test_unequal_models_are_told_apart_with_fewer_seeds_than_six_for_all() -> None:

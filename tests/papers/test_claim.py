@@ -106,6 +106,23 @@ def test_shares_of_seeds_that_solve_are_compared(
         judge(said, msgspec.structs.replace(ten, solved={}))
 
 
+def test_of_errors_a_seed_solves_with_at_most_the_goal() -> None:
+    rows = [RecordedRow(label="a", seeds=[0, 1, 2], values=[[1.0, 5.0, None]])]
+    errors = msgspec.structs.replace(
+        record(), columns=["% wrong"], rows=rows, solved={"% wrong": 3.0}, lower=["% wrong"]
+    )
+    judged = judge(Statement(of="a", above=0.5, share=True), errors)
+    assert "a (1 of 3 seeds" in judged.words
+
+
+def test_looks_share_the_rate() -> None:
+    """A chance of 3 % decides nothing if three seeds had been judged before."""
+    row = RecordedRow(label="m", seeds=[0, 1, 2], values=[[1.0, 1.2, 1.45]], updates=1)
+    one = msgspec.structs.replace(record(), columns=["a"], rows=[row])
+    said = Statement(of="m", above=0.6)
+    assert [judge_all([said], one, looks)[0].outcome for looks in (1, 2)] == ["holds", "undecided"]
+
+
 def test_figures_of_one_row_are_paired() -> None:
     """Losses of 1 to 1.2 in every seed are clear, although seeds differ by tens."""
     row = RecordedRow(

@@ -112,6 +112,7 @@ def test_a_record_is_verified_by_new_runs(capsys: pytest.CaptureFixture[str]) ->
     assert reproduce("--verify", "--rows", "LSTM") == 0
     shown = capsys.readouterr().out
     assert "0 of 6 figures are outside the spread of the record." in shown
+    assert "A mean 5 deviations off is found in" in shown
     assert Path("runs/papers/verify/nobody/one/laptop/table.json").exists()
     path = RECORDS / "nobody/one-laptop.json"
     record = read_table(path)

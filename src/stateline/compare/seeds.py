@@ -3,13 +3,12 @@
 Every model begins with :data:`~stateline.runs.verdict.FIRST_LOOK` seeds. When all seeds that were
 asked for on a task are done, its models are judged. Models that must still be told apart get one
 more seed each, up to the limit. The test allows for a look after every seed: its error rate over
-all looks and pairs is :data:`~stateline.runs.verdict.SEQUENTIAL_RATE`.
+all looks and pairs is :data:`~stateline.runs.verdict.ERROR_RATE`.
 """
 
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Literal, NamedTuple
 
 from stateline.runs.job import Job
@@ -91,11 +90,10 @@ class Seeds:
         problems = task.problems_scored(EVAL_BATCHES) if shares else 0
         kind = Kind(task.higher_is_better, problems, task.solved_at)
         found = judge(scores, kind, looks=self.looks)
-        order = [label for labels in found.groups for label in labels]
-        pairs = list(combinations(order, 2))
-        for first, second in pairs if self.wanted == "order" else pairs[: len(order) - 1]:
-            if (first, second) not in found.better:
-                yield from (first, second)
+        best = found.order[:1]
+        for pair in found.pairs:
+            if not pair.told and (self.wanted == "order" or {*best} & {pair.better, pair.worse}):
+                yield from (pair.better, pair.worse)
 
 
 def _group(job: Job) -> _Group:

@@ -2,8 +2,10 @@
 
 A :class:`Statement` says that a value is above or below another one, or a number. It is judged by
 Welch's t-test of the difference of the means over seeds, two-sided, at the error rate of its claim
-divided by the number of its statements (Bonferroni). Values of one row in two columns come from
-the same runs, so the differences of each seed are tested. One seed decides nothing.
+divided by the number of its statements (Bonferroni), and by the number of looks if seeds were added
+because earlier ones decided nothing. The tests are those of :mod:`stateline.runs.verdict`. Values
+of one row in two columns come from the same runs, so the differences of each seed are tested. One
+seed decides nothing.
 
 A statement may be about the share of seeds that solve a task (``share``). Then Barnard's exact test
 gives the chance, or, against a number, the exact binomial test.
@@ -14,7 +16,7 @@ of its updates, which is a lower bound.
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -22,10 +24,7 @@ import msgspec
 from stateline.errors import InputError
 from stateline.papers.record import TableRecord
 from stateline.papers.show import cell, number, share
-from stateline.runs.verdict import barnard, two_sided
-
-RATE = 0.05
-"""Probability that any statement of a claim is decided if all compared values are equal."""
+from stateline.runs.verdict import ERROR_RATE, barnard, welch
 
 Outcome = Literal["holds", "opposite", "undecided"]
 
@@ -100,12 +99,21 @@ class Judged(NamedTuple):
     chance: float
 
 
-def judge_all(statements: Sequence[Statement], record: TableRecord) -> list[Judged]:
+def rate_of(statements: Sequence[Statement], looks: int = 1) -> float:
+    """The error rate of each statement of a claim that was judged so often.
+
+    Over all statements and looks it is :data:`~stateline.runs.verdict.ERROR_RATE`.
+    """
+    return ERROR_RATE / len(statements) / looks
+
+
+def judge_all(statements: Sequence[Statement], record: TableRecord, looks: int = 1) -> list[Judged]:
     """Judge the statements of a claim."""
-    return [judge(statement, record, RATE / len(statements)) for statement in statements]
+    rate = rate_of(statements, looks)
+    return [judge(statement, record, rate) for statement in statements]
 
 
-def judge(statement: Statement, record: TableRecord, rate: float = RATE) -> Judged:
+def judge(statement: Statement, record: TableRecord, rate: float = ERROR_RATE) -> Judged:
     """Judge a statement.
 
     Args:
@@ -182,7 +190,7 @@ class _Values(NamedTuple):
         if shares:
             if heading not in record.solved:
                 raise InputError(f"the record does not say from which {heading} a seed has solved")
-            good = [float((value or 0.0) >= record.solved[heading]) for value in found]
+            good = [float(record.solves(heading, value)) for value in found]
             return cls(good, True, share(int(sum(good)), len(good)))
         bound = row.updates if heading.startswith("updates") else None
         missing = math.nan if bound is None else float(bound)
@@ -197,11 +205,11 @@ def _compare(
     if statement.share:
         return _test_shares(first, float(statement.other) if second is None else second)
     if second is None:
-        return _test([value - float(statement.other) - statement.by for value in first])
+        return welch([value - float(statement.other) - statement.by for value in first])
     goal = [statement.times * value + statement.by for value in second]
     if statement.of == statement.other:
-        return _test([a - b for a, b in zip(first, goal, strict=True)])
-    return _test(first, goal)
+        return welch([a - b for a, b in zip(first, goal, strict=True)])
+    return welch(first, goal)
 
 
 def _test_shares(first: Sequence[float], second: Sequence[float] | float) -> tuple[float, float]:
@@ -212,19 +220,3 @@ def _test_shares(first: Sequence[float], second: Sequence[float] | float) -> tup
         return difference, barnard((solved, n), (int(sum(second)), len(second)))
     ways = [math.comb(n, k) * second**k * (1 - second) ** (n - k) for k in range(n + 1)]
     return solved / n - second, sum(way for way in ways if way <= ways[solved] * (1 + 1e-9))
-
-
-def _test(*samples: Sequence[float]) -> tuple[float, float]:
-    """The mean of a sample, or the difference of two means, and its chance if it were zero.
-
-    The chance is 1 where nothing is known: for a sample of one seed, or one that lacks a value.
-    """
-    difference = fmean(samples[0]) - sum(map(fmean, samples[1:]))
-    if min(map(len, samples)) < 2 or not math.isfinite(difference):
-        return difference, 1.0
-    parts = [(stdev(own) ** 2 / len(own), len(own) - 1) for own in samples]
-    square = sum(part for part, _ in parts)
-    if difference == 0 or square == 0:
-        return difference, 1.0 if difference == 0 else 0.0
-    freedom = square**2 / sum(part**2 / free for part, free in parts)
-    return difference, two_sided(abs(difference) / math.sqrt(square), freedom)

@@ -1,7 +1,7 @@
 """The result of a table: every value of every seed, with the paper's values."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,8 +77,9 @@ class TableRecord(Record, frozen=True, kw_only=True):
             older runs without one.
         columns: Headings.
         rows: The rows that are complete.
-        solved: By heading, the least value with which a seed has solved the task, where some seeds
-            do and others do not.
+        solved: By heading, the value from which a seed has solved the task, where some seeds do and
+            others do not.
+        lower: Headings of which lower values are better: errors, losses and updates.
         note: What differs from what the command does today.
         format: :data:`FORMAT`.
     """
@@ -91,6 +92,7 @@ class TableRecord(Record, frozen=True, kw_only=True):
     columns: list[str]
     rows: list[RecordedRow]
     solved: dict[str, float] = field(default_factory=dict)
+    lower: list[str] = field(default_factory=list)
     note: str = ""
     format: str = FORMAT
 
@@ -102,6 +104,13 @@ class TableRecord(Record, frozen=True, kw_only=True):
                 raise ValueError(f"the row {row.label!r} must have {len(self.columns)} columns")
             if any(len(values) != len(row.seeds) for values in row.values):
                 raise ValueError(f"the row {row.label!r} must have a figure for each seed")
+
+    def solves(self, heading: str, value: float | None) -> bool:
+        """Whether a value is as good as that of a seed that has solved the task."""
+        if value is None:
+            return False
+        goal = self.solved[heading]
+        return value <= goal if heading in self.lower else value >= goal
 
 
 def measure(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
@@ -122,6 +131,13 @@ def measure(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
     if value is None or column.form == "plain":
         return value
     return 100 * (1 - value) if column.form == "error" else 100 * value
+
+
+def _lower(column: Column, tasks: Iterable[TaskRecord]) -> bool:
+    """Whether lower values of a column are better: an error, a count, or a loss."""
+    if column.form == "error" or column.count or column.updates_to is not None:
+        return True
+    return column.form == "plain" and not any(task.higher_is_better for task in tasks)
 
 
 def _final(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
@@ -154,6 +170,7 @@ def record_table(name: str, table: Table, size: Size, results: Results) -> Table
             if (own := runs.get(row.name))
         ],
         solved={c.heading: c.solved for c in columns if c.solved is not None},
+        lower=[c.heading for c in columns if _lower(c, tasks.values())],
     )
 
 
@@ -184,6 +201,7 @@ def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
         environment=fresh.environment | {"commit": ", ".join(commits)},
         rows=[*rows.values()],
         solved=fresh.solved,
+        lower=fresh.lower,
     )
 
 

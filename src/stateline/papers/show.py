@@ -24,7 +24,7 @@ def figure(record: TableRecord, row: RecordedRow, column: int) -> str:
     heading = record.columns[column]
     decides = heading if heading in record.solved else next(iter(record.solved))
     scores = row.values[record.columns.index(decides)]
-    solved = [(score or 0.0) >= record.solved[decides] for score in scores]
+    solved = [record.solves(decides, score) for score in scores]
     words = kinds(row.values[column], solved)
     return f"{share(sum(solved), len(solved))}: {words}" if heading == decides else words
 

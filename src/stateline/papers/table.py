@@ -53,8 +53,9 @@ class Column(_Part, frozen=True, kw_only=True):
         count: Take ``parameters``, ``seconds`` (of the updates) or ``needed_bits`` (per number of
             the state).
         form: ``percent`` multiplies by 100; ``error`` is 100 times the distance to 1.
-        solved: The least value with which a seed has solved the task, where some seeds do and
-            others do not; the result is then the share of seeds that do.
+        solved: The value from which a seed has solved the task, at least or, of errors and losses,
+            at most, where some seeds do and others do not; the result is then the share of seeds
+            that do.
         title: Heading; by default made from the other fields.
     """
 

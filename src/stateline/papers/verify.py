@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from stateline.errors import InputError
 from stateline.papers.record import RecordedRow, TableRecord
 from stateline.papers.show import NONE, cell, number
-from stateline.runs.verdict import two_sided
+from stateline.runs.verdict import limit, two_sided
 
 RATE = 0.01
 """Probability that a new value from the same distribution is called outside."""
@@ -53,6 +53,32 @@ def verify(record: TableRecord, fresh: TableRecord) -> list[Verified]:
                 then = cell(old, place)
                 verified.append(Verified(row.name, heading, then, seed, now, agreement))
     return verified
+
+
+def power(shift: float, seeds: int) -> float:
+    """Probability that a value is called outside if its mean has moved.
+
+    Args:
+        shift: How far, in standard deviations over seeds.
+        seeds: Number of recorded seeds.
+
+    With the recorded deviation s, in units of the true one, it is the probability that a normal
+    variable of mean ``shift`` / r and deviation 1 is beyond t s, averaged over s, where r is
+    sqrt(1 + 1 / n) for n seeds.
+
+    Example:
+        >>> round(power(5.0, 3), 2), round(power(5.0, 10), 2)
+        (0.18, 0.9)
+    """
+    freedom, away = seeds - 1, shift / math.sqrt(1 + 1 / seeds)
+    t = limit(RATE, freedom)
+    places = [(i + 0.5) / 500 for i in range(2500)]
+    weights = [s ** (freedom - 1) * math.exp(-freedom * s * s / 2) for s in places]
+    beyond = (
+        (math.erfc((t * s - away) / math.sqrt(2)) + math.erfc((t * s + away) / math.sqrt(2))) / 2
+        for s in places
+    )
+    return sum(w * p for w, p in zip(weights, beyond, strict=True)) / sum(weights)
 
 
 def _agreement(old: RecordedRow, column: int, seed: int, now: float | None) -> Agreement:

@@ -82,7 +82,7 @@ def _judged(
     numbers = {len(own) for own in scores.values()}
     if len(numbers) == 1 and max(numbers) > 1:
         at += f" ({count(max(numbers), 'seed')})"
-    told = [_ranking(found, scores, metric)] if found.groups else []
+    told = [_ranking(found, scores, metric)] if found.order else []
     sentences = [f"{at}, {said}" for said in told + _undecided(found, scores)]
     if found.better and (range_ := differing_sizes(results, list(scores), task)):
         sentences.append(
@@ -94,7 +94,7 @@ def _judged(
 
 def ranked(found: Verdict) -> tuple[list[str], list[str]]:
     """The best model and the models not clearly worse than it; and the worse ones."""
-    best, *others = [model for group in found.groups for model in group]
+    best, *others = found.order
     worse = [model for model in others if (best, model) in found.better]
     return [best, *(model for model in others if model not in worse)], worse
 
@@ -117,7 +117,7 @@ def _ranking(found: Verdict, scores: dict[str, list[float]], metric: str) -> str
 def _undecided(found: Verdict, scores: dict[str, list[float]]) -> list[str]:
     """Models of which nothing is claimed: a seed diverged, or they alone have only one."""
     diverged = [model for model in found.undecidable if any(map(math.isnan, scores[model]))]
-    single = [m for m in found.undecidable if m not in diverged] if found.groups else []
+    single = [m for m in found.undecidable if m not in diverged] if found.order else []
     return [
         f"{why}nothing is claimed about {_scores(models, scores)}."
         for why, models in (("", diverged), ("with one seed, ", single))

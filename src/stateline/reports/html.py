@@ -40,15 +40,13 @@ from stateline.reports.summary import (
 from stateline.reports.table_cells import NOT_SOLVED
 from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import Results, TaskRecord
-from stateline.runs.verdict import ERROR_RATE, SEQUENTIAL_RATE
+from stateline.runs.verdict import ERROR_RATE
 
 JUDGED = (
-    "“Clearly” means: by Student's t-test over the seeds or, where the seeds of a model fall into "
-    "two kinds, by the share of the better kind. Equal models are told apart in {rate:.1%} of "
-    "comparisons, over all pairs of a task at one length{looks}: more models need "
-    "more seeds. Two models with three seeds are told apart in up to 3 % if the kind of a seed is "
-    "luck: all seeds of one may be of the better kind and none of the other. The spread over seeds "
-    "is never taken to be smaller than the sampling error of one score."
+    "“Clearly” means: by Welch's t-test over the seeds or, where the seeds of two models fall into "
+    "two kinds, by the share of the better kind. Of comparisons of equal models, {rate:.0%} tell "
+    "any pair of a task apart at one length{looks}. The spread over seeds is never taken to be smaller "
+    "than the sampling error of one score."
 )
 WIDEST, WIDEST_WITH_SPREADS = 14, 10
 """Columns of a table that fit a page of 1,280 pixels, of one seed and of several."""
@@ -151,7 +149,7 @@ def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) 
 
 def _how_judged(results: Results) -> str:
     several = looks(results) > 1
-    rate = SEQUENTIAL_RATE if several else ERROR_RATE
+    rate = ERROR_RATE
     text = " and all looks while seeds were added" if several else ""
     return JUDGED.format(rate=rate, looks=text)
 

@@ -75,7 +75,7 @@ def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:
     for group in size_groups(results).values():
         own = {model: scores[model] for model in group if model in scores}
         found = judged(results, task, length, own)
-        same, worse = ranked(found) if found.groups else ([], [])
+        same, worse = ranked(found) if found.order else ([], [])
         best += same if worse else []
     return [cell._replace(best=model in best) for model, cell in cells.items()]
 

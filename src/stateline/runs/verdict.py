@@ -1,39 +1,42 @@
 """Which models are clearly better than others, judged by the spread over their seeds.
 
-Every pair of models is compared by Student's t-test of the difference of their mean scores. The
-error rate over all pairs is held at :data:`ERROR_RATE` (Bonferroni: each pair gets its share). The
-standard deviation over seeds is never taken to be smaller than the sampling error of one score, so
-that a few seeds that agree by chance do not decide.
+Each pair of models is judged by its own scores. Of all comparisons of equal models, at most
+:data:`ERROR_RATE` tell any pair apart: each pair gets its share of the rate (Bonferroni), so the
+verdict of two models depends on their scores and on the number of pairs, and on nothing else.
 
-The t-test assumes scores that spread evenly around their mean. Where the seeds of some model fall
-into two kinds, models of different kinds are compared by their shares of seeds of the better kind,
-by Barnard's exact test. Two kinds are seeds that solve a task and seeds that do not, or seeds on
-either side of a wide gap between scores; among the scores of one kind, there may be two kinds
-again. If no seed shows that there are two kinds, as when all seeds of one model are of the
-better kind and all of another are not, equal models are told apart by luck: of two models with n
-seeds each, in at most 2 / 4^n of comparisons (12 % for two seeds, 3 % for three), and more rarely
-if there are more models.
+A pair is compared by Welch's t-test of the difference of the mean scores, which does not assume
+that both models spread alike. The standard deviation over seeds is never taken to be smaller than
+the sampling error of one score, so that a few seeds that agree by chance do not decide.
+
+The t-test assumes scores that spread evenly around their mean. Where the seeds of a pair fall into
+two kinds, their shares of seeds of the better kind are compared, by Barnard's exact test. Two kinds
+are seeds that solve a task and seeds that are far from it, or the seeds of one model on either side
+of a wide gap between the scores of the pair; among the scores of one kind, there may be two kinds
+again. So two models of which one solves a task with all of n seeds and the other with none are told
+apart if 2 / 4^n, the chance of that if the kind of a seed is luck, is below the rate of a pair:
+three seeds suffice for one pair, four for six pairs, five for 25. What no score shows cannot be
+taken into account: if the seeds of equal models fall into kinds that are far from solving a task,
+and all seeds of each model agree, they are told apart by luck.
 
 **One may look after every seed** if the number of looks is fixed before (:func:`judge` with
-``looks``). A pair is then told apart if the test at one of the looks tells it apart; each look
-gets its share of :data:`SEQUENTIAL_RATE`. Only the first n seeds of both count at look n, so the
-rate holds for any choice of the models that get more seeds.
+``looks``). A pair is then told apart if the test at one of the looks tells it apart; each look gets
+its share of the rate. Only the first n seeds of both count at look n, so the rate holds for any
+choice of the models that get more seeds. That all seeds of a pair are of the kind of their model
+needs no such share: it is true at the last look only if it was at all others.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import combinations, pairwise
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
 
-ERROR_RATE = 0.002
-"""Probability that a pair of equal models is told apart, over all pairs of a task."""
-
-SEQUENTIAL_RATE = 0.05
-"""The same if seeds are added until models are told apart: over all pairs and all looks."""
+ERROR_RATE = 0.05
+"""Probability that any pair of equal models is told apart, over all pairs of a task at one length,
+and over all looks at their scores."""
 
 FIRST_LOOK = 3
 """Seeds of each model at the first look."""
@@ -47,29 +50,6 @@ WIDE = 2
 
 MOST_KINDS = 4
 """Largest number of kinds that are looked for at a time."""
-
-
-class Verdict(NamedTuple):
-    """The outcome of a comparison of scores.
-
-    Attributes:
-        groups: Models from best to worst. In each group, no model is clearly worse than the first.
-        better: Pairs of models of which the first is clearly better than the second.
-        undecidable: Models that have no spread (fewer than two seeds) or a seed without a score;
-            nothing is claimed about them.
-    """
-
-    groups: list[list[str]]
-    better: set[tuple[str, str]]
-    undecidable: list[str]
-
-    @property
-    def winner(self) -> str | None:
-        """The one model that is clearly better than every other; ``None`` if there is none."""
-        models = [model for group in self.groups for model in group] + self.undecidable
-        beaten = len(models) - 1
-        wins = (m for m in models if sum(first == m for first, _ in self.better) == beaten)
-        return next(wins, None) if beaten else None
 
 
 class Kind(NamedTuple):
@@ -103,6 +83,80 @@ class Kind(NamedTuple):
         return gap > SPLIT * abs(self.solved_at or 0.0)
 
 
+class Share(NamedTuple):
+    """How many of some seeds are of the better of two kinds."""
+
+    good: int
+    seeds: int
+
+    @property
+    def part(self) -> float:
+        """The share, from 0 to 1."""
+        return self.good / self.seeds
+
+
+class Difference(NamedTuple):
+    """A test of two models.
+
+    Attributes:
+        value: Score of the first minus that of the second; of shares, if these were compared.
+        low: Lower end of the interval of the difference, at the rate of the pair.
+        high: Upper end.
+        chance: Probability of such a difference of equal models, of either sign and at any look;
+            the models are told apart if it is below the rate of the pair.
+        shares: The seeds of the better kind, if their shares were compared; else ``None``.
+    """
+
+    value: float
+    low: float
+    high: float
+    chance: float
+    shares: tuple[Share, Share] | None = None
+
+
+class Pair(NamedTuple):
+    """Two models, the better one first, and whether it is clearly better.
+
+    Attributes:
+        better: The model with the better scores.
+        worse: The other one.
+        difference: The difference between them; of losses it is negative.
+        told: Whether they are told apart.
+    """
+
+    better: str
+    worse: str
+    difference: Difference
+    told: bool
+
+
+class Verdict(NamedTuple):
+    """The outcome of a comparison of scores.
+
+    Attributes:
+        order: Models from best to worst: by the share of seeds that solve the task, then by mean.
+        pairs: All pairs of them.
+        undecidable: Models that have no spread (fewer than two seeds) or a seed without a score;
+            nothing is claimed about them.
+    """
+
+    order: list[str]
+    pairs: list[Pair]
+    undecidable: list[str]
+
+    @property
+    def better(self) -> set[tuple[str, str]]:
+        """Pairs of models of which the first is clearly better than the second."""
+        return {(pair.better, pair.worse) for pair in self.pairs if pair.told}
+
+    @property
+    def winner(self) -> str | None:
+        """The one model that is clearly better than every other; ``None`` if there is none."""
+        beaten = len(self.order) + len(self.undecidable) - 1
+        wins = (m for m in self.order if sum(first == m for first, _ in self.better) == beaten)
+        return next(wins, None) if beaten else None
+
+
 def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: int = 1) -> Verdict:
     """Judge models by their scores.
 
@@ -114,43 +168,80 @@ def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: in
             number of seeds that was fixed before.
 
     Returns:
-        Groups of models, best first, and the pairs that are told apart.
+        The order of the models, and every pair with its difference and its verdict.
 
     Example:
         >>> verdict = judge({"a": [0.9, 0.91, 0.92], "b": [0.2, 0.21, 0.2]}, Kind(True))
-        >>> verdict.groups, verdict.winner
-        ([['a'], ['b']], 'a')
+        >>> verdict.order, verdict.winner
+        (['a', 'b'], 'a')
     """
     usable = {
         model: [float(value) for value in own if value is not None and math.isfinite(value)]
         for model, own in scores.items()
     }
     known = [m for m in scores if len(usable[m]) == len(scores[m]) >= 2]
-    cuts = _cuts([usable[model] for model in known], kind)
+    side = 1 if kind.higher_is_better else -1
 
-    def rank(model: str) -> tuple[float, ...]:
-        own, side = usable[model], 1 if kind.higher_is_better else -1
-        return *(len(cut.solved(own)) / len(own) for cut in cuts), side * fmean(own)
+    def rank(model: str) -> tuple[float, float]:
+        own = usable[model]
+        return len(kind.solved(own)) / len(own), side * fmean(own)
 
     known.sort(key=rank, reverse=True)
-    pairs = list(combinations(known, 2))
-    rate = (ERROR_RATE if looks == 1 else SEQUENTIAL_RATE / looks) / max(1, len(pairs))
-    better = {
-        (first, second)
-        for first, second in pairs
-        if _least_chance(usable[first], usable[second], kind, cuts, looks) < rate
-    }
-    groups: list[list[str]] = []
-    for model in known:
-        if groups and (groups[-1][0], model) not in better:
-            groups[-1].append(model)
-        else:
-            groups.append([model])
-    return Verdict(groups, better, [model for model in scores if model not in known])
+    couples = list(combinations(known, 2))
+    pairs = []
+    for first, second in couples:
+        found = compare(usable[first], usable[second], kind, pairs=len(couples), looks=looks)
+        if (found.value if found.shares else side * found.value) < 0:
+            first, second = second, first
+            found = compare(usable[first], usable[second], kind, pairs=len(couples), looks=looks)
+        pairs.append(Pair(first, second, found, found.chance < ERROR_RATE / len(couples)))
+    return Verdict(known, pairs, [model for model in scores if model not in known])
+
+
+def compare(
+    first: Sequence[float], second: Sequence[float], kind: Kind, *, pairs: int = 1, looks: int = 1
+) -> Difference:
+    """Test the difference of two models by the scores of their seeds.
+
+    Args:
+        first: Scores of a model, at least two.
+        second: Scores of another model.
+        kind: What the scores are.
+        pairs: Number of pairs that are judged together; it sets the width of the interval.
+        looks: Number of looks that were allowed, see :func:`judge`.
+    """
+    found = _test(first, second, kind, ERROR_RATE / pairs / looks)
+    if looks == 1:
+        return found
+    last = min(len(first), len(second), FIRST_LOOK + looks - 1)
+    chances = [1.0]
+    for n in range(FIRST_LOOK, last + 1):
+        seen = _test(first[:n], second[:n], kind)
+        if seen.value * found.value > 0:  # else the look points the other way
+            shares = {share.part for share in seen.shares or ()}
+            chances.append(seen.chance * (1 if shares == {0.0, 1.0} else looks))
+    return found._replace(chance=min(chances))
+
+
+def _test(
+    first: Sequence[float], second: Sequence[float], kind: Kind, rate: float = ERROR_RATE
+) -> Difference:
+    """One test of all scores, with an interval at an error rate."""
+    for cut in _cuts([first, second], kind):
+        one, other = (Share(len(cut.solved(own)), len(own)) for own in (first, second))
+        if {one.part, other.part} not in ({0.0}, {1.0}):
+            ends = _newcombe(one, other, rate)
+            return Difference(one.part - other.part, *ends, barnard(one, other), (one, other))
+    spreads = [(_deviation(own, kind.problems), len(own)) for own in (first, second)]
+    difference = fmean(first) - fmean(second)
+    error, freedom = _error(spreads)
+    reach = error * limit(rate, freedom) if error else 0.0
+    chance = _chance(difference, error, freedom)
+    return Difference(difference, difference - reach, difference + reach, chance)
 
 
 def _cuts(scores: Sequence[Sequence[float]], kind: Kind) -> list[Kind]:
-    """The goals that part seeds of one model into two kinds; each one after the first, in a part.
+    """The goals that part the seeds of a pair into two kinds; each one after the first, in a part.
 
     Returns:
         The kind with each goal: of all seeds, then of the better ones, then of the others.
@@ -158,7 +249,7 @@ def _cuts(scores: Sequence[Sequence[float]], kind: Kind) -> list[Kind]:
     pooled = sorted(value for own in scores for value in own)
     gaps = [(after - value, (after + value) / 2) for value, after in pairwise(pooled)]
     gaps.sort(reverse=True)
-    goal = kind.solved_at if any(map(kind.split, scores)) else None
+    goal = kind.solved_at if any(map(kind.split, [*scores, pooled])) else None
     for (width, middle), (following, _) in pairwise(gaps[:MOST_KINDS]):
         if goal is not None or not any(own and min(own) < middle < max(own) for own in scores):
             break  # a gap that no model straddles may be a difference of models
@@ -171,42 +262,12 @@ def _cuts(scores: Sequence[Sequence[float]], kind: Kind) -> list[Kind]:
     return [cut, *_cuts(better, rest), *_cuts(others, rest)]
 
 
-def _least_chance(
-    first: Sequence[float], second: Sequence[float], kind: Kind, cuts: Sequence[Kind], looks: int
-) -> float:
-    """The chance of a pair; with several looks, the smallest over all looks of both models."""
-    if looks == 1:
-        return _chance(first, second, kind, cuts)
-    last = min(len(first), len(second), FIRST_LOOK + looks - 1)
-    seen = ((first[:n], second[:n]) for n in range(FIRST_LOOK, last + 1))
-    return min((_chance(*own, kind, cuts) for own in seen), default=1.0)
-
-
-def _chance(
-    first: Sequence[float], second: Sequence[float], kind: Kind, cuts: Sequence[Kind]
-) -> float:
-    """Probability of such an advantage of the first or the second of equal models.
-
-    It is 1 if the first has none.
-    """
-    for cut in cuts:
-        one, other = [(len(cut.solved(own)), len(own)) for own in (first, second)]
-        shares = one[0] / one[1], other[0] / other[1]
-        if {*shares} not in ({0.0}, {1.0}):
-            return barnard(one, other) if shares[0] > shares[1] else 1.0
-    difference = (fmean(first) - fmean(second)) * (1 if kind.higher_is_better else -1)
-    free = [len(own) - 1 for own in (first, second)]
-    squares = [_deviation(own, kind.problems) ** 2 for own in (first, second)]
-    pooled = sum(n * square for n, square in zip(free, squares, strict=True)) / sum(free)
-    error = math.sqrt(pooled * (1 / len(first) + 1 / len(second)))
-    if difference <= 0 or error == 0:
-        return 1.0 if difference <= 0 else 0.0
-    return two_sided(difference / error, sum(free))
-
-
 @cache
 def barnard(first: tuple[int, int], second: tuple[int, int]) -> float:
-    """Barnard's test: the largest chance, over all shares, of as large a difference of shares.
+    """Barnard's test: the largest chance, over all shares, of as large a Wald statistic.
+
+    With the pooled share p, the statistic is the difference of the shares of n and m seeds divided
+    by sqrt(p (1 - p) (1 / n + 1 / m)) (Barnard, 1947; Suissa and Shuster, 1985).
 
     Args:
         first: Seeds that solved the task, and all seeds, of a model.
@@ -215,18 +276,38 @@ def barnard(first: tuple[int, int], second: tuple[int, int]) -> float:
     Example:
         >>> round(barnard((6, 6), (0, 6)), 6) == round(2 * 0.5**12, 6)
         True
+        >>> round(barnard((5, 8), (0, 8)), 4)
+        0.0081
     """
     (solved, n), (others, m) = first, second
-    shares = np.linspace(0.005, 0.995, 199)
+    shares = np.linspace(0.0, 1.0, 2001)
 
     def chances(most: int) -> np.ndarray:
         k = np.arange(most + 1)[:, None]
         ways = np.array([math.comb(most, int(own)) for own in k[:, 0]])[:, None]
         return ways * shares**k * (1 - shares) ** (most - k)
 
-    differences = np.abs(np.arange(n + 1)[:, None] / n - np.arange(m + 1) / m)
-    extreme = differences >= abs(solved / n - others / m) - 1e-9
-    return float(np.einsum("ip,jp,ij->p", chances(n), chances(m), extreme).max())
+    one, other = np.arange(n + 1)[:, None], np.arange(m + 1)
+    pooled = (one + other) / (n + m)
+    error = np.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
+    wald = np.abs(one / n - other / m) / np.where(error > 0, error, 1.0)
+    extreme = wald >= wald[solved, others] - 1e-9
+    return float(min(1.0, np.einsum("ip,jp,ij->p", chances(n), chances(m), extreme).max()))
+
+
+def _newcombe(first: Share, second: Share, rate: float) -> tuple[float, float]:
+    """The interval of a difference of shares, from Wilson's intervals (Newcombe, 1998)."""
+    z = limit(rate, math.inf)
+
+    def wilson(share: Share) -> tuple[float, float]:
+        p, n = share.part, share.seeds
+        middle, room = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return (middle - room) / (1 + z * z / n), (middle + room) / (1 + z * z / n)
+
+    (low, high), (other_low, other_high) = wilson(first), wilson(second)
+    value = first.part - second.part
+    below = math.hypot(first.part - low, other_high - second.part)
+    return value - below, value + math.hypot(high - first.part, second.part - other_low)
 
 
 def _deviation(scores: Sequence[float], problems: int) -> float:
@@ -238,13 +319,63 @@ def _deviation(scores: Sequence[float], problems: int) -> float:
     return max(stdev(scores), floor)
 
 
+def welch(first: Sequence[float], second: Sequence[float] = ()) -> tuple[float, float]:
+    """Welch's t-test: the difference of two means, or one mean, and its chance if it were zero.
+
+    The chance is 1 where nothing is known: for a sample of one value, or one that lacks a value.
+    """
+    samples = [own for own in (first, second) if own]
+    difference = fmean(first) - (fmean(second) if second else 0.0)
+    if min(map(len, samples)) < 2 or not math.isfinite(difference):
+        return difference, 1.0
+    return difference, _chance(difference, *_error([(stdev(own), len(own)) for own in samples]))
+
+
+def _error(spreads: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Standard error of a difference of means, and Welch's degrees of freedom.
+
+    Args:
+        spreads: Deviation and number of values of each sample.
+    """
+    parts = [(deviation**2 / n, n - 1) for deviation, n in spreads]
+    square = sum(part for part, _ in parts)
+    if square == 0:
+        return 0.0, math.inf
+    return math.sqrt(square), square**2 / sum(part**2 / free for part, free in parts)
+
+
+def _chance(difference: float, error: float, freedom: float) -> float:
+    """Probability that a difference of means is at least as far from 0 by chance."""
+    if difference == 0 or error == 0:
+        return 1.0 if difference == 0 else 0.0
+    return two_sided(abs(difference) / error, freedom)
+
+
 def two_sided(t: float, freedom: float) -> float:
     """Probability that Student's t is at least as far from 0.
 
     With t = sqrt(freedom) tan(a), the density of a is proportional to cos(a)^(freedom - 1).
     """
+    if math.isinf(freedom):
+        return math.erfc(t / math.sqrt(2))
     edges = np.linspace(math.atan(t / math.sqrt(freedom)), math.pi / 2, 501)
     middles, width = (edges[:-1] + edges[1:]) / 2, edges[1] - edges[0]
     beyond = float((np.cos(middles) ** (freedom - 1)).sum() * width)
     log_whole = math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2) + math.log(math.pi) / 2
     return 2 * beyond / math.exp(log_whole)
+
+
+@cache
+def limit(rate: float, freedom: float) -> float:
+    """The value that Student's t exceeds, on either side, with a probability.
+
+    Example:
+        >>> round(limit(0.05, 4), 3), round(limit(0.05, math.inf), 3)
+        (2.776, 1.96)
+    """
+    if math.isinf(freedom):
+        return NormalDist().inv_cdf(1 - rate / 2)
+    edges = np.linspace(math.pi / 2, 0, 8001)  # t = sqrt(freedom) tan(a), as above
+    beyond = np.cumsum(np.cos((edges[:-1] + edges[1:]) / 2) ** (freedom - 1))
+    angle = float(np.interp(rate, beyond / beyond[-1], edges[1:]))
+    return math.sqrt(freedom) * math.tan(angle)
