@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.generate import Session, prefill
+from stateline.generate.session import check_model
 from stateline.layers.base import AnyLayer, require_causal
 from stateline.layers.state import State
 from stateline.models.language_model import LanguageModel
@@ -167,6 +168,7 @@ def measure(
         InputError: If the task is not answered by decoding, ``batches`` is not positive, or the
             length is too large.
     """
+    check_model(model)
     if not answered_by_decoding(task):
         raise InputError(
             "capacity is measured on tasks that are answered by decoding, such as copying, got "

@@ -177,6 +177,22 @@ def check_kind(name: str, value: object, kind: type, example: str) -> None:
         )
 
 
+def check_unwrapped(name: str, value: object) -> None:
+    """Refuse a module around the one that is wanted, such as DDP, DataParallel, AveragedModel.
+
+    Args:
+        name: Name of the argument.
+        value: What was given.
+
+    Raises:
+        InputError: If it has the wanted module as ``.module``.
+    """
+    if callable(getattr(getattr(value, "module", None), "parameters", None)):
+        raise InputError(
+            f"{name} must not be wrapped, got a {type(value).__name__} around it: give its .module"
+        )
+
+
 def check_keywords(
     owner: str, kind: type, given: Mapping[str, Any], *, without: Container[str] = ()
 ) -> None:

@@ -17,7 +17,7 @@ from stateline.errors import InputError
 from stateline.evaluate.losses import Buckets, losses_of
 from stateline.files import regular_file
 from stateline.generate import token_chunks
-from stateline.generate.session import device_of
+from stateline.generate.session import check_model, device_of
 from stateline.models.inputs import check_axes
 from stateline.models.language_model import LanguageModel
 
@@ -123,6 +123,7 @@ def score_text(
         >>> score_text(model, torch.arange(10).split(4)).losses.count
         9
     """
+    check_model(model)
     step = stride if stride is not None else max(1, (window or 2) // 2)
     if not 1 <= chunk <= LONGEST or (window is not None and not 1 <= step <= window <= LONGEST):
         raise InputError(

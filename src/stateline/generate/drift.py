@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.generate.session import device_of
+from stateline.generate.session import check_model, device_of
 from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
 from stateline.layers.stored_state import storable_parts
@@ -83,6 +83,7 @@ def drift(
         >>> [(d.length, d.state["int8"] < 0.1) for d in drift(model, ["int8"], length=100)]
         [(16, True), (64, True), (100, True)]
     """
+    check_model(model)
     if unknown := [name for name in roundings if name not in ROUNDINGS]:
         raise InputError(f"a state can be rounded to {', '.join(ROUNDINGS)}, got {unknown[0]!r}")
     if length < 1:

@@ -24,7 +24,7 @@ from stateline.models.inputs import check_length
 from stateline.models.language_model import LanguageModel, LanguageModelState
 from stateline.models.likelihood import token_losses
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import at_least, check_kind
+from stateline.settings import at_least, check_kind, check_unwrapped
 
 PREFILL_CHUNK = 1024
 """Prompt tokens that are read at a time, whose activations are in memory together."""
@@ -490,6 +490,7 @@ def template(model: LanguageModel, capacity: int = 0) -> SessionState:
 def check_model(model: nn.Module) -> None:
     """Raise InputError unless it is a model; one that ``torch.compile`` made is, too."""
     check_kind("model", model, nn.Module, "LanguageModel(ModelConfig('h3', vocab_size=256))")
+    check_unwrapped("model", model)
 
 
 def device_of(model: LanguageModel) -> torch.device:

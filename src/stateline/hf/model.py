@@ -24,6 +24,7 @@ from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import float32_parameters, make_empty_model
 from stateline.models.inputs import check_axes
 from stateline.models.language_model import LanguageModel
+from stateline.settings import check_unwrapped
 
 _REFUSED = {
     "inputs_embeds": "the model begins with tokens: give input_ids",
@@ -286,6 +287,7 @@ def wrap(model: LanguageModel, **settings: Any) -> StatelineForCausalLM:
     Raises:
         InputError: If the model is of another class, such as one that is wrapped already.
     """
+    check_unwrapped("model", model)
     if not isinstance(model, LanguageModel):
         raise InputError(
             f"model must be a LanguageModel of Stateline, got {type(model).__name__}: read one "

@@ -19,7 +19,7 @@ from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.files import write_atomically
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import check_kind
+from stateline.settings import check_kind, check_unwrapped
 
 State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
@@ -331,6 +331,7 @@ def _check_arguments(path: object, layer: object) -> None:
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"path must be the name of a file, got {path!r}: give such as 'my_state'")
     check_kind("layer", layer, nn.Module, "the layer or model of the state")
+    check_unwrapped("layer", layer)
 
 
 def fingerprint(layer: nn.Module) -> dict[str, str]:
@@ -339,6 +340,7 @@ def fingerprint(layer: nn.Module) -> dict[str, str]:
     The configuration is the type and the settings (:func:`settings_of`) of every module, since
     layers with the same weights may differ in their settings.
     """
+    check_unwrapped("layer", layer)
     config, weights = hashlib.sha256(), hashlib.sha256()
     for path, module in layer.named_modules():
         if not isinstance(module, nn.Dropout):  # it acts in training only

@@ -32,6 +32,7 @@ from stateline.models.factory import (
 )
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import SequenceClassifier, SequenceRegressor
+from stateline.settings import check_unwrapped
 
 CONFIG, WEIGHTS, HASHES = "config.json", "model.safetensors", "hashes.json"
 
@@ -61,6 +62,7 @@ def save_model(
     Raises:
         InputError: If the folder cannot be written to.
     """
+    check_unwrapped("model", model)
     folder = Path(folder)
 
     def replace(file: Path) -> None:

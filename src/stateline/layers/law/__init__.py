@@ -27,7 +27,7 @@ from stateline.layers.law.packing import packed_rows_agree
 from stateline.layers.law.precision import LOW_PRECISION_LIMIT, precision
 from stateline.layers.law.report import Finding, LawReport
 from stateline.layers.law.states import ages_join, saving, settings_are_kept, size, state_is_a_value
-from stateline.settings import INT64, at_least
+from stateline.settings import INT64, at_least, check_unwrapped
 
 __all__ = ["LIMITS", "LOW_PRECISION_LIMIT", "Finding", "LawReport", "check_layer"]
 
@@ -107,6 +107,7 @@ def check_layer(
         >>> check_layer(S4D(4, d_state=4)).ok
         True
     """
+    check_unwrapped("layer", layer)
     if not isinstance(layer, SequenceLayer):
         raise InputError(
             f"check_layer takes a layer, an instance of a subclass of SequenceLayer, got {layer!r}"
