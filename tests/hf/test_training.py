@@ -12,7 +12,7 @@ from stateline.models.language_model import LanguageModel
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train
-from stateline.train.optimizer import learning_rate_share, make_optimizer
+from stateline.train.optimizer import learning_rate_share, make_optimizer, parameter_groups
 from tests.hf.conftest import Make, hf
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -78,8 +78,6 @@ def test_fifty_steps_of_trainer_have_the_losses_of_our_loop(tmp_path: Path) -> N
     wanted = [metrics.loss for metrics in train(new(), task, config).curve]
     wrapped = hf.wrap(new())
     optimizer = make_optimizer(wrapped, config)
-    for group in optimizer.param_groups:
-        group["lr"] = group["peak"]
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate_share(config, min(step, STEPS - 1))
     )
@@ -92,6 +90,34 @@ def test_fifty_steps_of_trainer_have_the_losses_of_our_loop(tmp_path: Path) -> N
     )
     trainer.train()
     assert losses(trainer) == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_trainer_decays_what_our_loop_decays(tmp_path: Path, adapted: bool) -> None:
+    from transformers import Trainer
+
+    class GroupedTrainer(hf.OptimizerGroups, Trainer):
+        pass
+
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("mamba h3 rg_lru rwkv7", 16, 32))
+    wrapped: Any = hf.wrap(model)
+    if adapted:
+        peft = pytest.importorskip("peft")
+        wrapped = peft.get_peft_model(wrapped, peft.LoraConfig(target_modules="all-linear"))
+    wanted = {p for g in parameter_groups(model, TrainConfig()) for p in g["params"] if decayed(g)}
+    given = arguments(tmp_path, weight_decay=0.1, learning_rate=1e-2)
+    optimizer = GroupedTrainer(wrapped, given).create_optimizer()
+    trained = {p: g for g in optimizer.param_groups for p in g["params"]}
+    assert trained.keys() == {p for p in wrapped.parameters() if p.requires_grad}
+    assert {p for p, g in trained.items() if decayed(g)} == {
+        p for p in trained if p in wanted or adapted
+    }
+    assert {g["lr"] for g in optimizer.param_groups} == ({1e-2} if adapted else {1e-2, 1e-3})
+
+
+def decayed(group: dict[str, Any]) -> bool:
+    return group["weight_decay"] > 0
 
 
 def test_checkpoints_of_activations_are_switched_on_and_off(make: Make) -> None:

@@ -18,8 +18,10 @@ from stateline.hf.config import StatelineConfig
 from stateline.hf.export import export
 from stateline.hf.model import StatelineForCausalLM, wrap
 from stateline.hf.tokenizers import tokenizer
+from stateline.hf.trainer import OptimizerGroups
 
 __all__ = [
+    "OptimizerGroups",
     "StatelineCache",
     "StatelineConfig",
     "StatelineForCausalLM",

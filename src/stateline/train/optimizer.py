@@ -32,8 +32,8 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
         config: Learning rates and weight decay.
 
     Returns:
-        The groups that have parameters, for a PyTorch optimizer, each with its name and its
-        highest learning rate under ``peak``.
+        The groups that have parameters, for a PyTorch optimizer, each with its name, its weight
+        decay and its highest learning rate, as ``lr`` and as ``peak``, which schedules leave.
     """
     members: dict[str, list[nn.Parameter]] = {"decay": [], MATRICES: [], "no_decay": [], "ssm": []}
     matrices = _hidden_matrices(model) if OPTIMIZERS[config.optimizer].matrices else set()
@@ -50,11 +50,13 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
     peaks = {"ssm": config.ssm_lr, MATRICES: config.muon_lr}
     if config.ssm_lr is None:
         peaks["ssm"] = min(1e-3, config.lr)
+    rates = {name: peaks.get(name) or config.lr for name in members}
     return [
         {
             "name": name,
             "params": parameters,
-            "peak": peaks.get(name) or config.lr,
+            "lr": rates[name],
+            "peak": rates[name],
             "weight_decay": config.weight_decay if name in ("decay", MATRICES) else 0.0,
         }
         for name, parameters in members.items()
