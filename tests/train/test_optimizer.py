@@ -19,7 +19,7 @@ from stateline.models.language_model import LanguageModel
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import (
     OPTIMIZERS,
-    AdafactorWithMomentum,
+    Adafactor,
     Muon,
     learning_rate_share,
     make_optimizer,
@@ -222,7 +222,7 @@ def test_momentum_averages_the_changes_of_adafactor() -> None:
     """Of a gradient that stays, so that the change of the first step is known from PyTorch's."""
     plain, averaged = (nn.Parameter(torch.full((2, 3), 1.0)) for _ in range(2))
     groups = [{"params": [averaged]}]
-    mine = AdafactorWithMomentum(groups, lr=0.1, beta1=0.75)
+    mine = Adafactor(groups, lr=0.1, beta1=0.75)
     theirs = torch.optim.Adafactor([plain], lr=0.1)
     wanted, mean = averaged.detach().clone(), torch.zeros(2, 3)
     for _ in range(3):
@@ -236,9 +236,30 @@ def test_momentum_averages_the_changes_of_adafactor() -> None:
         assert_close(averaged.detach(), wanted)
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (5,)])
+def test_adafactor_follows_its_equations_at_every_rate(shape: tuple[int, ...]) -> None:
+    """Also where PyTorch's would take 1/sqrt(t): from the fifth step on."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+    optimizer = Adafactor([{"params": [weight], "weight_decay": 0.1}], lr=0.5)
+    wanted, mean = weight.detach().clone(), torch.zeros(shape, dtype=torch.float64)
+    for step in range(1, 9):
+        gradient = weight.grad = torch.randn(shape, dtype=torch.float64)
+        optimizer.step()
+        mean = mean.lerp(gradient.square(), step**-0.8)
+        size = mean
+        if len(shape) > 1:  # means of rows and of columns are kept in place of the whole
+            size = mean.mean(1, keepdim=True) * mean.mean(0) / mean.mean()
+        update = gradient / size.sqrt()
+        update = update / max(1.0, update.square().mean().sqrt().item())
+        wanted = wanted * (1 - 0.5 * 0.1)
+        wanted = wanted - 0.5 * max(1e-3, wanted.square().mean().sqrt().item()) * update
+        assert_close(weight.detach(), wanted)
+
+
 def test_momentum_begins_with_the_first_gradient() -> None:
     weight = nn.Parameter(torch.ones(2, 3))
-    optimizer = AdafactorWithMomentum([{"params": [weight]}], lr=0.1, beta1=0.75)
+    optimizer = Adafactor([{"params": [weight]}], lr=0.1, beta1=0.75)
     optimizer.step()
     assert weight.equal(torch.ones(2, 3))
     weight.grad = torch.ones(2, 3)

@@ -51,9 +51,9 @@ def training_bytes(
     """Estimate the memory of a training step, by what it is needed for.
 
     The backward pass of the cross entropy needs two tensors of the logits' shape, in float32 also
-    under autocast: the logits and their gradients. Activations are counted by running the layers on tensors without data, as on a CPU with
-    its kernels. Moments of the optimizer, temporary memory inside an operation and overhead of the
-    allocator are not included.
+    under autocast: the logits and their gradients. Activations are counted by running the layers
+    on tensors without data, as on a CPU with its kernels. Moments of the optimizer, temporary
+    memory inside an operation and overhead of the allocator are not included.
 
     Args:
         model: Any model, also one from :func:`meta_model`.

@@ -45,8 +45,8 @@ from stateline.runs.verdict import ERROR_RATE
 JUDGED = (
     "“Clearly” means: by Welch's t-test over the seeds or, where the seeds of two models fall into "
     "two kinds, by the share of the better kind. Of comparisons of equal models, {rate:.0%} tell "
-    "any pair of a task apart at one length{looks}. The spread over seeds is never taken to be smaller "
-    "than the sampling error of one score."
+    "any pair of a task apart at one length{looks}. The spread over seeds is never taken to be "
+    "smaller than the sampling error of one score."
 )
 WIDEST, WIDEST_WITH_SPREADS = 14, 10
 """Columns of a table that fit a page of 1,280 pixels, of one seed and of several."""

@@ -56,11 +56,12 @@ class TrainConfig:
         ssm_lr: Highest learning rate of the step sizes, transitions and input maps of state space
             layers; by default the smaller of ``lr`` and 0.001, as in the official H3
             configurations.
-        optimizer: ``adamw``; or PyTorch's ``adafactor``, which has no momentum and multiplies
-            ``lr`` by the size of each parameter; or ``adafactor_momentum``, which averages the
-            changes of ``adafactor`` by ``beta1``; or PyTorch's ``muon`` for the linear maps of the
-            blocks (of each expert separately), with ``adamw`` for all other parameters, such as
-            embeddings, heads, vectors, state spaces and LSTMs. Muon's momentum is always 0.95.
+        optimizer: ``adamw``; or ``adafactor``, which has no momentum and multiplies ``lr`` by the
+            size of each parameter (PyTorch's, without its limit of 1/sqrt(t) on the rate); or
+            ``adafactor_momentum``, which averages the changes of ``adafactor`` by ``beta1``; or
+            PyTorch's ``muon`` for the linear maps of the blocks (of each expert separately), with
+            ``adamw`` for all other parameters, such as embeddings, heads, vectors, state spaces and
+            LSTMs. Muon's momentum is always 0.95.
         muon_lr: Highest learning rate of the matrices that Muon updates; by default ``lr``, at
             which the updates of both optimizers have the same size.
         weight_decay: Weight decay of matrices; norms, biases and the parameters under ``ssm_lr``

@@ -103,7 +103,7 @@ def _adamw_moments(_: str, parameter: Tensor) -> Moments:
 
 
 def _adafactor(groups: Groups, config: TrainConfig) -> torch.optim.Optimizer:
-    return torch.optim.Adafactor(groups, lr=config.lr)
+    return Adafactor(groups, config.lr)
 
 
 def _adafactor_moments(_: str, parameter: Tensor) -> Moments:
@@ -113,44 +113,54 @@ def _adafactor_moments(_: str, parameter: Tensor) -> Moments:
     return {"step": _count(), "row_var": rows, "col_var": columns}
 
 
-class AdafactorWithMomentum(torch.optim.Adafactor):
-    r"""PyTorch's Adafactor, whose changes are averaged over the steps.
+class Adafactor(torch.optim.Adafactor):
+    r"""PyTorch's Adafactor at the whole learning rate, and with momentum if asked for.
 
-    With the change :math:`\Delta_t` of a parameter that Adafactor makes, learning rate included,
+    PyTorch's takes the smaller of the learning rate and :math:`1/\sqrt{t}` in step t, which no
+    schedule can raise. With the change :math:`\Delta_t` of a parameter that it makes at the whole
+    rate, and momentum,
 
     .. math:: m_t = \beta_1 m_{t-1} + (1 - \beta_1) \Delta_t, \qquad p_t = p_{t-1} + m_t
+
+    Weight decay comes before, and is not averaged.
 
     Args:
         groups: Parameter groups.
         lr: Learning rate.
-        beta1: Decay rate of the mean.
+        beta1: Decay rate of the mean of the changes; ``None`` for no momentum.
 
     References:
         Shazeer and Stern, "Adafactor", ICML 2018, section 7; the mean begins at zero and is not
-        corrected, as in T5X.
+        corrected, as in T5X, whose rate has no such limit either.
     """
 
-    # Differs from T5X, where weight decay is not averaged.
-
-    def __init__(self, groups: Groups, lr: float, beta1: float) -> None:
+    def __init__(self, groups: Groups, lr: float, beta1: float | None = None) -> None:
         super().__init__(groups, lr=lr)
         self.beta1 = beta1
+        for group in self.param_groups:  # PyTorch's step decays nothing
+            group["decay"], group["weight_decay"] = group["weight_decay"], 0.0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Make a step."""
-        before = {
-            p: p.clone() for g in self.param_groups for p in g["params"] if p.grad is not None
-        }
+        rates = {p: g["lr"] for g in self.param_groups for p in g["params"] if p.grad is not None}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p in rates and group["decay"]:
+                    p.mul_(1 - group["lr"] * group["decay"])
+        before = {p: p.clone() for p in rates}
         loss = super().step(closure)
         for p, old in before.items():
-            mean = self.state[p].setdefault("momentum", torch.zeros_like(p))
-            p.copy_(old + mean.lerp_(p - old, 1 - self.beta1))
+            change = (p - old) * max(1.0, rates[p] * self.state[p]["step"].item() ** 0.5)
+            if self.beta1 is not None:
+                mean = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                change = mean.lerp_(change, 1 - self.beta1)
+            p.copy_(old + change)
         return loss
 
 
 def _adafactor_momentum(groups: Groups, config: TrainConfig) -> torch.optim.Optimizer:
-    return AdafactorWithMomentum(groups, config.lr, config.beta1)
+    return Adafactor(groups, config.lr, config.beta1)
 
 
 def _adafactor_momentum_moments(group: str, parameter: Tensor) -> Moments:
