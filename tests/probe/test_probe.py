@@ -35,6 +35,7 @@ from stateline.probe import (
     run_probes,
 )
 from stateline.probe.load import fingerprint
+from stateline.probe.network import Network
 from stateline.probe.results import FORMAT
 from stateline.probe.tasks import check_length
 
@@ -81,6 +82,9 @@ class Oracle(Reader):
         never_empty: bool,
     ) -> list[str]:
         return [self._continue(decode(prompt), stop) for prompt in prompts]
+
+    def network(self) -> Network:
+        raise NotImplementedError
 
     def _continue(self, prompt: str, stop: str) -> str:
         self.asked += 1
@@ -566,9 +570,9 @@ def test_all_probes_run_from_the_command_line(
     capsys.readouterr()
     assert main(["probe", *models, "--tasks", *PROBES, "--data", str(sources), *sizes]) == 0
     shown = capsys.readouterr().out
-    assert shown.count(": exact match ") == 25
+    assert shown.count(": exact match ") == 30
     results = json.loads(Path("runs/probes/probes.json").read_text())
-    assert len(results["points"]) == 25
+    assert len(results["points"]) == 30
     page = Path("runs/probes/probes.html").read_text()
     assert all(probe.title in page for probe in PROBES.values())
     assert page.count('data-chart="probe-') == len(PROBES)

@@ -2,14 +2,17 @@
 
 MODEL is the folder of a trained run, a folder with published weights, or hf:FOLDER for any causal
 language model that the package transformers reads. Scores are written after each length, and a
-second start measures only what is missing.
+second start measures only what is missing. With --heads, each head is silenced instead.
 """
 
 from collections.abc import Sequence
 from functools import partial
 
+from jsonargparse import Namespace
+
 from stateline.cli.options import add_device_and_dtype, place, user_folder
 from stateline.cli.parser import Parser
+from stateline.errors import InputError
 from stateline.files import check_writable, user_path
 from stateline.plugins import command_line
 
@@ -20,7 +23,14 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.argument("models", "folders of models; hf:FOLDER for transformers", nargs="+")
     option = parser.option
-    option("tasks", list[str], ["letters"], "phone_book, copy, shuffled_copy, letters or squad")
+    option(
+        "tasks",
+        list[str],
+        ["letters"],
+        "phone_book, copy, shuffled_copy, letters, dictionary or squad",
+    )
+    parser.switch("heads", "what --tasks lose without each head; also on tasks such as copying")
+    parser.switch("layers", "the same without each layer")
     option("data", str, None, "folder with names/, text/ and qa/")
     option("tokenizer", str, None, "tokenizer instead of the models' own")
     option("lengths", list[int], [], "lengths for all tasks; default by task")
@@ -43,6 +53,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from stateline.probe import Material, Plan, Settings, load_reader, run_probes
     from stateline.reports.probes import point_line, print_probes, write_probes
 
+    if given.heads or given.layers:
+        return _heads(given, command_line("probe", arguments))
     device, dtype = place(given)
     settings = Settings(given.batches, given.examples, given.rows, given.seed)
     plan = Plan(given.models, given.tasks, given.lengths, settings, given.tokenizer, given.dtype)
@@ -64,4 +76,37 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     print_probes(results, console)
     write_probes(results, folder / "probes.html")
     console.print(f"\npage: {folder / 'probes.html'}", soft_wrap=True)
+    return 0
+
+
+def _heads(given: Namespace, command: str) -> int:
+    """Measure which heads, or which layers, a model needs."""
+    from rich.console import Console
+
+    from stateline.probe import Material, load_reader
+    from stateline.probe.ablations import Unit
+    from stateline.probe.heads import Question, probe_heads
+    from stateline.probe.tasks import PROBES
+    from stateline.reports.heads import print_heads, write_heads
+    from stateline.tasks import make_task
+
+    (device, dtype), (model, *others) = place(given), given.models
+    if others or given.heads == given.layers:
+        raise InputError("give one model, and either --heads or --layers")
+    questions = []
+    for task in given.tasks:
+        lengths = PROBES[task].lengths[:1] if task in PROBES else [make_task(task).train_length]
+        sizes = (given.examples, given.rows, given.seed)
+        unit: Unit = "heads" if given.heads else "layers"
+        questions += [Question(task, n, unit, *sizes) for n in given.lengths or lengths]
+    console, folder = Console(markup=False), user_path(given.out, "folder to write")
+    check_writable(folder / "heads.html")
+    load = partial(load_reader, tokenizer=given.tokenizer, device=device, dtype=dtype)
+    tell = partial(print, flush=True)
+    results = probe_heads(
+        model, questions, Material(given.data), load, folder, command=command, tell=tell
+    )
+    print_heads(results, console)
+    write_heads(results, folder / "heads.html")
+    console.print(f"\npage: {folder / 'heads.html'}", soft_wrap=True)
     return 0

@@ -12,6 +12,7 @@ from stateline.errors import InputError
 from stateline.files import user_path
 from stateline.hf_check import padding_error, steps_error
 from stateline.hf_check.load import HUGGING_FACE, load_hugging_face, transformers_package
+from stateline.probe.network import HuggingFaceNetwork, Network
 from stateline.probe.reader import Reader, Tokens
 
 LIMIT = 0.05
@@ -86,6 +87,10 @@ class HuggingFaceReader(Reader):
             for row, tokens in zip(rows, made.tolist(), strict=True):
                 answers[row] = self._text(tokens, new_tokens[row]).split(stop)[0]
         return answers
+
+    def network(self) -> Network:
+        """The layers of the model."""
+        return HuggingFaceNetwork(self.model)
 
     def _finished(self, tokens: Tokens, limit: int, stop: str) -> bool:
         """Whether no further token can change an answer."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from stateline.data import Tokenizer
 from stateline.generate import answer
 from stateline.models.language_model import LanguageModel
+from stateline.probe.network import Network, StatelineNetwork
 
 Tokens = Sequence[int]
 """The tokens of a text."""
@@ -52,6 +53,10 @@ class Reader(ABC):
             The new text for each prompt, without end tokens.
         """
 
+    @abstractmethod
+    def network(self) -> Network:
+        """The layers of the model, which can be changed one by one."""
+
 
 class StatelineReader(Reader):
     """A model of Stateline.
@@ -91,3 +96,7 @@ class StatelineReader(Reader):
             end=self.end,
             never_empty=never_empty,
         )
+
+    def network(self) -> Network:
+        """The blocks of the model."""
+        return StatelineNetwork(self.model)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stateline.errors import InputError
 from stateline.probe import prompts
+from stateline.probe.dictionary import VALUES, dictionary
 from stateline.probe.material import Material
 from stateline.probe.prompts import Entry, Example
 from stateline.probe.scoring import exact_match, f1
@@ -67,6 +68,7 @@ class Probe(NamedTuple):
         normalise: Whether exact match ignores case, punctuation and articles.
         never_empty: Whether the first token of an answer must not be an end token.
         least: The smallest length.
+        most: The largest length, if there is one.
     """
 
     title: str
@@ -79,6 +81,7 @@ class Probe(NamedTuple):
     normalise: bool = False
     never_empty: bool = False
     least: int = 1
+    most: int | None = None
 
     def score(self, example: Example, text: str) -> tuple[float, float]:
         """Exact match and F1 of the text that a model wrote after the prompt."""
@@ -142,6 +145,8 @@ def check_length(name: str, length: int, n: int) -> None:
     if length < probe.least:
         wanted = "positive" if probe.least == 1 else f"at least {probe.least} for {name}"
         raise InputError(f"lengths must be {wanted}, got {length}")
+    if probe.most is not None and length > probe.most:
+        raise InputError(f"lengths must be at most {probe.most} for {name}, got {length}")
     if length * n > MOST:
         raise InputError(
             f"{n:,} examples of {name} may have up to {MOST:,} {probe.unit} together, got {n:,} of "
@@ -227,6 +232,13 @@ PROBES: Mapping[str, Probe] = {
         *("letters", "", _COPIED, _letters, "\n\n", _half_more),
         least=2,  # the prompt ends with the first one
     ),
+    "dictionary": Probe(
+        "Dictionary",
+        *("pairs", "", (10, 20, 50), lambda draw: dictionary(draw.rng, draw.length), "\n"),
+        new_tokens=lambda _: 8,
+        normalise=True,  # a model may end its sentence with a full stop
+        most=VALUES,
+    ),
     "squad": Probe(
         "Questions on a passage",
         *("tokens of the passage", "qa", (100, 150, 200, 250, 300), _squad, "\n\n"),
@@ -235,4 +247,4 @@ PROBES: Mapping[str, Probe] = {
         never_empty=True,
     ),
 }
-"""The probes of Repeat After Me, section 4, by name."""
+"""The probes of Repeat After Me, section 4, and a dictionary, by name."""

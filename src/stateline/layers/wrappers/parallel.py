@@ -77,11 +77,9 @@ class Parallel(Composite):
         if self.join == "sum":
             return sum(outputs[1:], start=outputs[0])
         if self.join == "adapter":
-            first, *others = outputs
-            pairs = zip(self.adapters, others, strict=True)
-            return torch.stack([first, *(adapt(self._like(first, y)) for adapt, y in pairs)]).mean(
-                0
-            )
+            pairs = zip(self.adapters, outputs[1:], strict=True)
+            adapted = [adapt(self._like(outputs[0], y)) for adapt, y in pairs]
+            return torch.stack([outputs[0], *adapted]).mean(dim=0)
         pairs = zip(self.norms, outputs, strict=True)
         y = torch.stack([norm(y) for norm, y in pairs]).mean(dim=0)
         return y if self.out_proj is None else self.out_proj(y)
