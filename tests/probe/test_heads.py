@@ -155,6 +155,6 @@ def test_heads_are_probed_from_the_command_line_also_on_tasks(
     page = (tmp_path / "out" / "heads.html").read_text()
     assert page.count('data-chart="heads-') == 2
     assert main([*command, "--layers", "--tasks", "text"]) == 2
-    assert "right answers, such as copying" in capsys.readouterr().err
+    assert "no right answers: take a task such as copying" in capsys.readouterr().err
     assert main([*command, "--layers", "--heads"]) == 2
     assert "either --heads or --layers" in capsys.readouterr().err

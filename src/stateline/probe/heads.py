@@ -17,9 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.errors import InputError
-from stateline.evaluate.losses import token_losses
 from stateline.files import check_writable, sole_writer, write_text
+from stateline.models.likelihood import token_losses
 from stateline.probe.ablations import (
     FILE,
     Ablation,
@@ -35,7 +34,7 @@ from stateline.probe.network import Network, silenced
 from stateline.probe.reader import Reader
 from stateline.probe.tasks import PROBES, check_length, make_examples
 from stateline.runs.results import to_json
-from stateline.tasks import GeneratedTask, LabelledTask, make_task
+from stateline.tasks import make_task
 from stateline.tasks.base import IGNORE, Batch
 
 
@@ -91,22 +90,9 @@ def answered(reader: Reader, asked: Question, material: Material) -> Batch:
 
 
 def _of_task(asked: Question) -> Batch:
-    task = make_task(asked.task, seed=asked.seed)
-    batches: list[Batch] = []
+    task, batches = make_task(asked.task, seed=asked.seed), list[Batch]()
     while sum(len(batch.tokens) for batch in batches) < asked.examples:
-        if isinstance(task, GeneratedTask):
-            prompts, answers = task.problems(asked.length, len(batches))
-            known = answers[:, :-1].clamp(min=0)
-            ignored = torch.full_like(prompts[:, 1:], IGNORE)
-            targets = torch.cat([ignored, answers], dim=1)
-            batches.append(Batch(torch.cat([prompts, known], dim=1), targets))
-        elif isinstance(task, LabelledTask):
-            batches.append(task.labelled(asked.length, len(batches)))
-        else:
-            raise InputError(
-                f"heads are probed on {', '.join(PROBES)}, or on a task with right answers, such "
-                f"as copying, got {asked.task}"
-            )
+        batches.append(task.right_answers(asked.length, len(batches)))
     tokens, targets = (torch.cat(parts)[: asked.examples] for parts in zip(*batches, strict=True))
     return Batch(tokens, targets)
 
@@ -151,7 +137,7 @@ class Examples:
             logits = self.network.finish(layer, stream, tokens, asked)
         wanted = targets[asked]
         losses = torch.zeros(asked.shape, device=asked.device)
-        losses[asked] = token_losses(logits[None], wanted[None])[0].to(losses)
+        losses[asked] = token_losses(logits, wanted).to(losses)
         right = asked.logical_not()
         right[asked] = logits.argmax(dim=-1) == wanted
         scores = torch.stack([right.all(dim=1).to(losses), losses.sum(dim=1)])

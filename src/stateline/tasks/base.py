@@ -191,6 +191,14 @@ class Task(ABC):
             raise InputError("pooling is for tasks with one target per sequence: leave it out")
         return configure(pattern, vocab_size=self.vocab_size, **given)
 
+    def right_answers(self, length: int, index: int) -> Batch:  # noqa: ARG002
+        """Evaluation batch number ``index`` as rows whose targets are the right answers.
+
+        Raises:
+            InputError: If the task does not ask for tokens that are right or wrong.
+        """
+        raise InputError(f"{type(self).__name__} has no right answers: take a task such as copying")
+
     def describe(self) -> Mapping[str, object]:
         """Facts about the task's data for the report; none for generated tasks."""
         return {}
@@ -288,6 +296,13 @@ class GeneratedTask(Task):
     @abstractmethod
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index`` at ``length``; never one of the training batches."""
+
+    def right_answers(self, length: int, index: int) -> Batch:
+        """Problems with their answers, of which only the answers are targets."""
+        prompts, answers = self.problems(length, index)
+        tokens = torch.cat([prompts, answers[:, :-1].clamp(min=0)], dim=1)
+        ignored = torch.full_like(prompts[:, 1:], IGNORE)
+        return Batch(tokens, torch.cat([ignored, answers], dim=1))
 
     def problems_scored(self, batches: int) -> int:
         """Number of problems in ``batches`` evaluation batches."""
@@ -447,6 +462,10 @@ class LabelledTask(Task):
         """Evaluation batch number ``index`` of ``length`` tokens; never a training batch."""
         rng = generator(self.seed, "eval", length, index)
         return self.draw(rng, self.problems_per_batch, length, training=False)
+
+    def right_answers(self, length: int, index: int) -> Batch:
+        """The rows of :meth:`labelled`."""
+        return self.labelled(length, index)
 
     def problems_scored(self, batches: int) -> int:
         """Number of rows in ``batches`` evaluation batches."""
