@@ -5,7 +5,7 @@ from stateline.tasks import TASKS, Copying, Task, make_task
 from tests.tasks.small_data import WRITERS
 
 
-@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"answers", "tokens", *WRITERS}))
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"answers", "mixture", "tokens", *WRITERS}))
 def test_a_task_is_made_from_its_name_alone(name: str) -> None:
     assert type(make_task(name)) is TASKS[name]
 
@@ -35,6 +35,7 @@ def test_anything_but_one_plain_item_is_refused(text: str) -> None:
         ("copying(max_len=1.5)", "wants max_len to be int, got 1.5"),
         ("copying(", "malformed pattern"),
         ("tokens", "the task tokens needs the folder of a corpus"),
+        ("mixture", "mixture needs texts of two or more paths with their weights"),
     ],
 )
 def test_mistakes_are_named(text: str, message: str) -> None:

@@ -16,6 +16,7 @@ from stateline.tasks import (
     Batch,
     GeneratedTask,
     LabelledTask,
+    Mixture,
     Problems,
     RowsTask,
     Task,
@@ -51,6 +52,7 @@ GOLDEN_TRAINING = {
     "InductionHead": "4c5b4f727e6325ba",
     "ListOps": "6ac0f6c8de5417af",
     "Memorization": "9e6a978b8a00932c",
+    "Mixture": "7229f30dc3d16602",
     "MultiQueryRecall": "bcfa7574f9f51232",
     "NgramLookup": "013773158a392f5b",
     "ObjectCollision": "f1a259429c4aab14",
@@ -95,12 +97,16 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Task]:
     if request.param == "answers":
         path = answers(tmp_path)
         return lambda seed=0: Answers(seed, path=str(path), documents="separate")
-    if request.param not in ("text", "tokens"):
+    if request.param not in ("text", "tokens", "mixture"):
         return lambda seed=0: make_task(request.param, seed=seed)
     path = tmp_path / "text"
     path.write_bytes(bytes(place * place % 251 for place in range(5000)))
     if request.param == "text":
         return lambda seed=0: Text(seed, path=str(path))
+    if request.param == "mixture":
+        other = tmp_path / "other"
+        other.write_bytes(bytes(place * place % 241 for place in range(7000)))
+        return lambda seed=0: Mixture(seed, texts=f"{path}:1 {other}:3", length=64)
     write_corpus([path], tmp_path / "corpus", workers=1)
     return lambda seed=0: Tokens(seed, path=str(tmp_path / "corpus"))
 

@@ -39,6 +39,7 @@ from stateline.tasks.base import (
 from stateline.tasks.rows import RowsTask
 from stateline.tasks.text.answers import Answers
 from stateline.tasks.text.corpus import TextTask
+from stateline.tasks.text.mixture import Mixture
 
 Tokens = Int[Tensor, "batch _"]
 
@@ -153,6 +154,13 @@ def _corpus(
 def _text(task: TextTask, model: LanguageModel, length: int, batches: range) -> dict[str, float]:
     read = _carried if task.carried else _read
     return _text_scores(task, read(model, task, Buckets(length, length), batches))
+
+
+@score_task.register
+def _mixture(task: Mixture, model: LanguageModel, length: int, batches: range) -> dict[str, float]:
+    each = [score_task(part, model, length, batches)[task.metric] for part in task.parts]
+    names = map(task.score_name, task.names)
+    return {task.metric: task.mean(each), **dict(zip(names, each, strict=True))}
 
 
 def _text_scores(task: CorpusTask, buckets: Buckets) -> dict[str, float]:

@@ -52,6 +52,7 @@ from stateline.tasks.text.answers import Answers
 from stateline.tasks.text.byte_text import ByteText
 from stateline.tasks.text.corpus import LongTextTask
 from stateline.tasks.text.listops import ListOps
+from stateline.tasks.text.mixture import Mixture
 from stateline.tasks.text.retrieval import Retrieval
 from stateline.tasks.text.text import Text
 from stateline.tasks.text.tokens import Tokens
@@ -79,6 +80,7 @@ __all__ = [
     "ListOps",
     "LongTextTask",
     "Memorization",
+    "Mixture",
     "MultiQueryRecall",
     "NgramLookup",
     "ObjectCollision",
@@ -123,6 +125,7 @@ TASKS: Registry[type[Task]] = Registry(
         "induction_head": InductionHead,
         "listops": ListOps,
         "memorization": Memorization,
+        "mixture": Mixture,
         "multi_query_recall": MultiQueryRecall,
         "ngram_lookup": NgramLookup,
         "object_collision": ObjectCollision,
