@@ -31,7 +31,7 @@ USED = {
     "mamba": {"norm_eps": 1e-5},
     "mamba3": {"out_norm": True},
     "moe": {"scores": "sigmoid", "correction": True},
-    "parallel": {"normalise": True},
+    "parallel": {"join": "norm"},
 }
 """Settings with which others have an effect."""
 
