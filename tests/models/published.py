@@ -160,6 +160,13 @@ GEMMA = {
     "attention_window_size": 6,
     "lru_width": 32,
 }
+GEMMA3 = {
+    **BASE,
+    "head_dim": 12,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 20,
+}
 MAMBA = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -427,6 +434,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 48,
             "num_attention_heads": 4,
         },
+    ),
+    "gemma3_text": ("gemma3_text", GEMMA3),
+    "gemma3_text with caps and stretched positions": (
+        "gemma3_text",
+        {
+            **GEMMA3,
+            "num_hidden_layers": 7,
+            "layer_types": None,
+            "attention_bias": True,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "qwen3 with windows": (
+        "qwen3",
+        {**BASE, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     ),
     "mamba": ("mamba", {**MAMBA, "tie_word_embeddings": True}),
     "mamba2": ("mamba2", {**MAMBA, "head_dim": 8, "num_heads": 8, "n_groups": 2, "chunk_size": 8}),

@@ -322,9 +322,14 @@ REFUSED = [
     ),
     ("recurrent_gemma", {"hidden_activation": "silu"}, "hidden_activation='silu' is not supported"),
     (
-        "qwen3",
-        {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True},
-        "sliding windows with normalised queries and keys are not supported",
+        "gemma3_text",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+        "rope_parameters must be of full_attention and sliding_attention, got rope_theta",
+    ),
+    (
+        "gemma3_text",
+        {"attn_logit_softcapping": 50.0},
+        r"attn_logit_softcapping=50.0 is not supported, only None is",
     ),
 ]
 

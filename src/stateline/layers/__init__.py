@@ -18,6 +18,7 @@ from stateline.layers.compose import (
     ParallelResidual,
     PostNorm,
     Residual,
+    Sandwich,
     Stack,
 )
 from stateline.layers.mixers.aft import AFT
@@ -227,6 +228,7 @@ __all__ = [
     "PostNorm",
     "Residual",
     "Retention",
+    "Sandwich",
     "SequenceLayer",
     "Shared",
     "SharedTransformer",

@@ -124,6 +124,25 @@ class NormAfter(Branch):
         return super().leave(kept, self.norm(y))
 
 
+class Sandwich(Residual):
+    """A branch with norms on both sides, as in Gemma 2: ``x + after(layer(norm(x)))``.
+
+    Args:
+        layer: Any sequence layer.
+        norm: The normalisation of its input.
+        after: The normalisation of its output.
+        *join: As of every branch.
+    """
+
+    def __init__(self, layer: AnyLayer, norm: nn.Module, after: nn.Module, *join: float) -> None:
+        super().__init__(layer, norm, *join)
+        self.after = after
+
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:
+        """The sum of the stream and the normalised output."""
+        return super().leave(kept, self.after(y))
+
+
 class NormedResidual(Branch):
     """A branch that adds to its normed input, as in MiniMax-01: ``h + layer(h)``, h = norm(x)."""
 

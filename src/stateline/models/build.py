@@ -18,6 +18,7 @@ from stateline.layers import (
     ParallelResidual,
     PostNorm,
     Residual,
+    Sandwich,
     Stack,
 )
 from stateline.models.config import MAX_SIZE, ModelConfig, feed_forward_of
@@ -149,6 +150,8 @@ def _block(layers: list[AnyLayer], config: ModelConfig, kind: str) -> list[AnyLa
     join = (config.residual_multiplier, config.residual_dropout, config.stream_multiplier)
     if config.block == "parallel" and len(layers) > 1:
         return [ParallelResidual(*(Residual(layer, norm(), *join) for layer in layers))]
+    if config.block == "sandwich":
+        return [Sandwich(layer, norm(), norm(), *join) for layer in layers]
     branch = NormAfter if kind in config.norm_after.split() else _BRANCHES[config.block]
     return [branch(layer, norm(), *join) for layer in layers]
 

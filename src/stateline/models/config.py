@@ -47,6 +47,8 @@ TRANSFORMERS_SETTINGS = {
 """Settings that transformers adds to the ``config.json`` of an exported model; ignored here."""
 
 
+Block = Literal["sequential", "parallel", "post_norm", "normed", "sandwich", "plain"]
+
 FeedForwardKind = Literal[
     "gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "geglu_exact", "moe", "none"
 ]
@@ -66,7 +68,8 @@ class ModelConfig:
             branch, one after the other. ``parallel``: both branches read the same input, and their
             sum is added to it, as in GPT-NeoX. ``post_norm``: each in a branch whose sum is
             normalised, as in the original Transformer. ``normed``: each in a branch that adds to
-            its normalised input, as in MiniMax-01. ``plain``: one after the other, without norms
+            its normalised input, as in MiniMax-01. ``sandwich``: each in a branch with norms before
+            and after it, as in Gemma 2. ``plain``: one after the other, without norms
             and residuals.
         norm_after: Mixers, separated by spaces, in whose sequential blocks the norms follow the
             layers: ``x + norm(layer(x))``, as in OLMo 2.
@@ -101,7 +104,7 @@ class ModelConfig:
     pattern: str
     vocab_size: int
     d_model: int = 64
-    block: Literal["sequential", "parallel", "post_norm", "normed", "plain"] = "sequential"
+    block: Block = "sequential"
     norm_after: str = ""
     norm: Literal["layer", "rms", "rms_offset", "none"] = "layer"
     norm_eps: float = 1e-5

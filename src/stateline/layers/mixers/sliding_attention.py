@@ -15,10 +15,10 @@ from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import HeadSettings, RotatesHeads, scaled
-from stateline.layers.norm import scaled_queries, unit_length
+from stateline.layers.norm import OffsetRMSNorm, scaled_queries, unit_length
 from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import alibi_slopes, t5_buckets
-from stateline.settings import at_least
+from stateline.settings import NotNegative, at_least
 
 WindowPosition = Literal["none", "rope", "alibi", "relative", "t5"]
 
@@ -49,7 +49,9 @@ class SlidingSettings(HeadSettings):
         blocks: Whether windows start at the boundaries of blocks of ``window`` positions.
         qk_norm: Whether queries and keys have unit length and a learned scale per head, initially
             1, replaces :math:`1 / \sqrt d`; the scale also multiplies the biases. Not with
-            ``score_scale``.
+            ``score_scale``. With ``rms`` or ``offset``, they are normalised as those of
+            :class:`~stateline.layers.Attention` with ``True`` or ``offset``.
+        norm_eps: For ``rms`` and ``offset``: added to the mean square.
         zeros_before: Whether a window of zeros before the first position takes part in the softmax,
             as in Transformer-XL and Block-Recurrent training code. Wrappers that keep their own
             context start without it.
@@ -59,12 +61,13 @@ class SlidingSettings(HeadSettings):
     position: WindowPosition = "none"
     includes_self: bool = True
     blocks: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | Literal["rms", "offset"] = False
+    norm_eps: NotNegative = 1e-6
     zeros_before: bool = False
 
     def __post_init__(self) -> None:
         at_least(1, window=self.window)
-        if self.qk_norm and self.score_scale is not None:
+        if self.qk_norm is True and self.score_scale is not None:
             raise InputError("qk_norm learns the scale of the scores: leave score_scale out")
 
 
@@ -119,7 +122,10 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         self.bucket_bias: nn.Parameter | None = None
         if its.position == "t5":
             self.bucket_bias = nn.Parameter(torch.randn(its.n_heads, _BUCKETS) * d_model**-0.5)
-        self.scale = nn.Parameter(torch.ones(its.n_heads)) if its.qk_norm else None
+        self.scale = nn.Parameter(torch.ones(its.n_heads)) if its.qk_norm is True else None
+        norm = {"rms": nn.RMSNorm, "offset": OffsetRMSNorm}.get(str(its.qk_norm))
+        self.q_norm = norm(self.d_head, eps=its.norm_eps) if norm else None
+        self.k_norm = norm(self.d_head, eps=its.norm_eps) if norm else None
 
     @property
     def reach(self) -> int:
@@ -157,6 +163,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         """Keys and values of given vectors."""
         k, v = self.kv_proj(x).unflatten(-1, self._kv_shape).unbind(dim=2)
         k = k if self.scale is None else unit_length(k)
+        k = k if self.k_norm is None else self.k_norm(k)
         return Context(self.rotated(positions, k)[0], v)
 
     @property
@@ -202,7 +209,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
 
     def _queries(self, x: Tensor, positions: Tensor) -> Tensor:
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head))
-        q = scaled_queries(q, self.scale)
+        q = scaled_queries(q if self.q_norm is None else self.q_norm(q), self.scale)
         return self.rotated(positions, scaled(q, self.settings.score_scale, self.rotary))[0]
 
     def _attend(

@@ -52,6 +52,9 @@ def decoder_parts(
         for norm, layer in zip(norms, block, strict=True):
             branch = Place(there, layer.path.removesuffix("layer."))
             parts += branch.same(f"norm{ends}:{norm}{ends}")
+            if config.block == "sandwich":
+                after = names.norms_after[names.norms.index(norm)]
+                parts += branch.same(f"after{ends}:{after}{ends}")
             for one in unwrapped([layer]):
                 inner = "" if one.name in _OUTSIDE else names.inner
                 parts += _MAKE[one.name](Place(there + inner, one.path, one.keywords, names))
@@ -65,10 +68,7 @@ def _attention(at: Place) -> list[Part]:
     change = by_head(own["n_heads"], [own["d_head"]] * 3) if at.names.by_head else SAME
     parts = at.linear("qkv", at.names.qkv, bias in (True, "qkv"), rows, change)
     parts += at.linear("out_proj", [at.names.out], bias in (True, "out"))
-    q, k = at.names.qk_norms
-    return parts + (
-        at.same(f"q_norm.weight:{q}.weight k_norm.weight:{k}.weight") if own["qk_norm"] else []
-    )
+    return parts + (_qk_norms(at) if own["qk_norm"] else [])
 
 
 def _sliding_attention(at: Place) -> list[Part]:
@@ -76,7 +76,13 @@ def _sliding_attention(at: Place) -> list[Part]:
     rows = [at.keywords["n_kv_heads"] * at.keywords["d_head"]] * 2
     parts = at.linear("q_proj", [q], bias in (True, "qkv"))
     parts += at.linear("kv_proj", kv, bias in (True, "qkv"), rows)
-    return parts + at.linear("out_proj", [at.names.out], bias in (True, "out"))
+    parts += at.linear("out_proj", [at.names.out], bias in (True, "out"))
+    return parts + (_qk_norms(at) if at.keywords["qk_norm"] in ("rms", "offset") else [])
+
+
+def _qk_norms(at: Place) -> list[Part]:
+    q, k = at.names.qk_norms
+    return at.same(f"q_norm.weight:{q}.weight k_norm.weight:{k}.weight")
 
 
 def _mamba(at: Place) -> list[Part]:

@@ -245,7 +245,7 @@ _FIELDS = {
             fields.BIAS,
             fields.heads(32, 128),
             fields.rope(),
-            _QWEN._replace(write=lambda _: {}),
+            _QWEN,
         ),
         fields.SILU,
         fixed={"attention.qk_norm": True},

@@ -170,7 +170,8 @@ def several(layer: str, table: str) -> tuple[Rule, ...]:
 
 _INERT = """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
-    _experts_implementation_internal _name_or_path architectures attn_implementation auto_map
+    _experts_implementation_internal _model_name_or_path _name_or_path architectures
+    attn_implementation auto_map
     bos_token_id cls_token_id decoder_start_token_id dtype eos_token_id finetuning_task
     forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_factor
     initializer_range keys_to_ignore_at_inference label2id max_sequence_length
@@ -243,11 +244,14 @@ class Fields(NamedTuple):
         mixers = draft.mixers or [*names.mixers[:1]] * n
         layers = draft.layers
         if "sliding_attention" in mixers:
-            layers["sliding_attention"] |= layers["attention"]
-            if layers["attention"].get("qk_norm"):
+            own = {**layers["attention"], **layers["sliding_attention"]}
+            if own.get("qk_norm") == "joint":
                 raise InputError(
-                    "sliding windows with normalised queries and keys are not supported"
+                    "sliding windows with heads that are normalised together are not supported"
                 )
+            if own.get("qk_norm") is True:
+                own["qk_norm"] = "rms"
+            layers["sliding_attention"] = own
         model: dict[str, Any] = {"pattern": runs(mixers)}
         if len(names.norms) > 1:
             model = _with_feed_forwards(draft, mixers)

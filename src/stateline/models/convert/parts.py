@@ -61,7 +61,7 @@ class Names(NamedTuple):
         layer: Prefix of the names in layer number ``{}``.
         norms: Normalisations before the mixer and before the feed-forward; a single one if mixers
             and feed-forwards are separate layers.
-        norms_after: The same for blocks whose norms follow the layers.
+        norms_after: The same for norms that follow the layers, of which ``sandwich`` has both.
         qkv: Projections of queries, keys and values, which may be one.
         by_head: Whether rows of a joint projection are grouped by head.
         out: Last projection of attention.

@@ -17,6 +17,7 @@ from stateline.models.checkpoint import load_model, model_path, refuse_adapters,
 from stateline.models.config import ModelConfig
 from stateline.models.convert import (
     decoders,
+    gemma,
     gpt,
     gpt_neox,
     h3,
@@ -68,6 +69,7 @@ CONVERTERS: dict[str, Converter] = {
         transformer_sequential,
         gpt,
         decoders,
+        gemma,
         hybrids,
         linear_attention,
         qwen,
@@ -84,8 +86,7 @@ MISSING: Mapping[str, str] = {
     "deepseek_v2": "latent attention and mixtures of experts",
     "deepseek_v3": "latent attention and mixtures of experts",
     "gemma": "embeddings scaled in half precision",
-    "gemma2": "normalisations after the branches and soft caps",
-    "gemma3_text": "normalisations after the branches",
+    "gemma2": "soft caps of attention",
     "gpt_oss": "mixtures of experts and attention sinks",
     "zamba": "attention blocks that several layers share and that read the embeddings again",
 }
