@@ -83,7 +83,7 @@ def test_a_chat_has_the_tokens_that_transformers_gives(
             with pytest.raises(InputError, match=re.escape(str(error))):
                 chat_text(tokenizer, chat, prompt=prompt)
         else:
-            text = chat_text(tokenizer, chat, prompt=prompt, thinking="on")
+            text = chat_text(tokenizer, chat, prompt=prompt, variables={"thinking": "on"})
             assert tokenizer.encode(text).tolist() == wanted
 
 

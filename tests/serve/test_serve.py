@@ -36,10 +36,11 @@ from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.serve import Limits, Row, make_app
 from stateline.serve.app import Stream, Ticket, _encoded
-from stateline.serve.engine import BusyError, Engine, LogProbs, Piece, StoppedError
+from stateline.serve.engine import Engine
 from stateline.serve.metrics import Metrics
-from stateline.serve.replies import CompletionAnswer, ResponseAnswer
+from stateline.serve.replies import CompletionAnswer, CompletionLogProbs, ResponseAnswer
 from stateline.serve.requests import CompletionRequest, ResponseRequest, decode
+from stateline.serve.rows import BusyError, LogProbs, Piece, StoppedError
 from tests.serve.running import Client, app_of, opinionated, running
 
 pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.cpu]
@@ -200,10 +201,10 @@ def test_text_offsets_are_places_in_the_text(client: Client) -> None:
     named = [(name, place) for name, place in pairs if not re.fullmatch(r"<\d+>", name)]
     assert 0 < len(named) < len(pairs) == 400
     assert all(text[place : place + len(name)] == name for name, place in named)
-    answer = CompletionAnswer("tiny", ByteTokenizer(), log_probs=True, usage=False)
+    told = CompletionLogProbs(ByteTokenizer(), Row([1]))
     for token in (*"aé".encode(), 226, 130, *"b€c".encode()):
-        answer.add([Piece(log_probs=(LogProbs(token, 0.0, ()),))])
-    offsets = answer.whole()["choices"][0]["logprobs"]["text_offset"]
+        told.add([Piece(log_probs=(LogProbs(token, 0.0, ()),))])
+    offsets = told.all["text_offset"]
     assert offsets == [0, 1, 1, 2, 2, 4, 5, 5, 5, 6]
 
 
@@ -211,11 +212,11 @@ def test_the_names_of_tokens_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -
     tokenizer, decoded = ByteTokenizer(), list[int]()
     name = tokenizer.decode
     monkeypatch.setattr(tokenizer, "decode", lambda ids: (decoded.extend(ids), name(ids))[1])
-    answer = CompletionAnswer("tiny", tokenizer, log_probs=True, usage=False)
+    told = CompletionLogProbs(tokenizer, Row([1]))
     top = ((98, -1.0), (10, -2.0), (0, -3.0))
-    answer.add([Piece(log_probs=(LogProbs(97, 0.0, top),))])
+    told.add([Piece(log_probs=(LogProbs(97, 0.0, top),))])
     named = {"a": 0.0, "b": -1.0, "\n": -2.0, "<0>": -3.0}
-    assert answer.whole()["choices"][0]["logprobs"]["top_logprobs"] == [named]
+    assert told.all["top_logprobs"] == [named]
     assert decoded.count(98) == 1
 
 
@@ -227,10 +228,10 @@ class Alike(ByteTokenizer):
 
 
 def test_tokens_of_the_same_text_are_told_apart() -> None:
-    answer = CompletionAnswer("tiny", Alike(), log_probs=True, usage=False)
+    answer = CompletionLogProbs(Alike(), Row([1]))
     top = ((97, -1.0), (98, -2.0), (99, -3.0), (200, -4.0), (201, -5.0))
     answer.add([Piece(log_probs=(LogProbs(98, -2.0, top), LogProbs(200, -4.0, top)))])
-    told = answer.whole()["choices"][0]["logprobs"]
+    told = answer.all
     assert told["tokens"] == ["a", "<200>"]
     assert told["top_logprobs"] == [
         {"a": -2.0, "<97>": -1.0, "<99>": -3.0, "<200>": -4.0, "<201>": -5.0},
@@ -357,8 +358,8 @@ def test_a_streamed_response_is_the_whole_one(client: Client) -> None:
 
 def test_a_piece_without_text_is_no_event_of_a_response() -> None:
     answer = ResponseAnswer("tiny", ResponseRequest(model="tiny", input="a"))
-    assert answer.add([Piece()]) == []
-    ((name, event),) = answer.add([Piece("b")])
+    assert answer.add([(0, Piece())]) == []
+    ((name, event),) = answer.add([(0, Piece("b"))])
     assert (name, event["delta"]) == ("response.output_text.delta", "b")
 
 
@@ -389,11 +390,12 @@ GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "te
     [
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": [1, 999]}, "999"),
-        ({"prompt": [[1], [2]]}, "a request has one prompt, got a list of 2"),
-        ({"prompt": ["a", 1]}, "a request has one prompt, got a list of 2"),
+        ({"prompt": []}, "the prompt is empty"),
+        ({"prompt": ["a", ""]}, "the prompt is empty"),
+        ({"prompt": ["a", 1]}, "a list of prompts must have texts or lists of tokens"),
         ({"prompt": [[]]}, "the prompt is empty"),
         ({"prompt": [[[1]]]}, r"\$\.prompt"),
-        ({"max_tokens": 0}, r"\$\.max_tokens"),
+        ({"max_tokens": -1}, r"\$\.max_tokens"),
         ({"max_tokens": 4001}, "at most 4000 new tokens"),
         ({"temperature": -1}, r"\$\.temperature"),
         ({"top_p": 0}, r"\$\.top_p"),
@@ -401,11 +403,22 @@ GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "te
         ({"min_p": 2}, r"\$\.min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty must be from"),
         ({"stop": ""}, r"\$\.stop"),
-        ({"n": 2}, r"`int` <= 1 - at `\$\.n`"),
-        ({"logit_bias": {"3": 1}}, r"\$\.logit_bias"),
-        ({"presence_penalty": 1}, r"\$\.presence_penalty"),
-        ({"frequency_penalty": -1}, r"\$\.frequency_penalty"),
-        ({"echo": True}, "echo is not offered"),
+        ({"n": 0}, r"`int` >= 1 - at `\$\.n`"),
+        ({"n": 65}, "65 states of 7 tokens"),
+        ({"best_of": 2}, "best_of must be n, 1, got 2"),
+        ({"logit_bias": {"a": 1}}, "logit_bias must have numbers of tokens as names, got 'a'"),
+        ({"logit_bias": {"256": 1}}, "tokens must be from 0 to 255"),
+        ({"logit_bias": {"3": 101}}, r"\$\.logit_bias"),
+        ({"presence_penalty": 101}, r"\$\.presence_penalty"),
+        ({"frequency_penalty": "a"}, r"\$\.frequency_penalty"),
+        ({"stop_token_ids": [-1]}, r"\$\.stop_token_ids"),
+        ({"min_tokens": 1.5}, r"\$\.min_tokens"),
+        ({"suffix": "end"}, "suffix"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"metadata": {"a": 1}}, r"\$\.metadata"),
         ({"nonsense": 1}, "nonsense"),
         ({"seed": -1}, r"\$\.seed"),
         ({"logprobs": 21}, r"\$\.logprobs"),
@@ -420,28 +433,33 @@ def test_a_wrong_request_is_refused_in_one_line(
     assert re.search(message, error_of(body)), body
 
 
+def only_row(request: Any) -> Row:
+    ((row,),) = request.rows(ByteTokenizer())
+    return row
+
+
 def test_a_row_has_all_settings_of_its_request() -> None:
     chosen = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "repetition_penalty": 1.5}
     chosen["min_p"] = 0.1
     request = chosen | {"model": "tiny", "prompt": "a", "seed": 0, "stop": "ab", "cache_salt": "s"}
-    row = decode(json.dumps(request).encode(), CompletionRequest).row(ByteTokenizer())
+    row = only_row(decode(json.dumps(request).encode(), CompletionRequest))
     assert row.sampling == Sampling(0.5, 3, 0.9, 1.5, 0.1)
     assert (row.tokens, row.seed, row.stop, row.salt) == ([97], 0, "ab", "s")
 
 
 def test_a_request_has_the_defaults_of_openai_and_a_seed_of_its_own() -> None:
     asked = decode(b'{"model": "tiny", "prompt": "a"}', CompletionRequest)
-    one, two = (asked.row(ByteTokenizer()) for _ in range(2))
+    one, two = (only_row(asked) for _ in range(2))
     assert (one.sampling, one.new_tokens, one.log_probs) == (Sampling(1.0), 16, None)
     assert one.seed != two.seed
-    turn = decode(b'{"model": "tiny", "input": "a"}', ResponseRequest).row(ByteTokenizer())
+    turn = only_row(decode(b'{"model": "tiny", "input": "a"}', ResponseRequest))
     assert (turn.sampling, turn.new_tokens, turn.store) == (Sampling(1.0), 256, True)
 
 
 @pytest.mark.parametrize("every", [{"top_k": -1}, {"top_k": 0}, {"min_p": 0}])
 def test_all_tokens_are_asked_for_as_of_other_servers(every: dict[str, Any]) -> None:
     request = {"model": "tiny", "prompt": "a"} | every
-    row = decode(json.dumps(request).encode(), CompletionRequest).row(ByteTokenizer())
+    row = only_row(decode(json.dumps(request).encode(), CompletionRequest))
     assert row.sampling == Sampling(1.0)
 
 
@@ -456,7 +474,8 @@ def test_wrong_ways_to_ask_are_refused(client: Client) -> None:
         (415, client.send("/v1/completions", GOOD, kind="text/plain")),
         (413, client.send("/v1/completions", GOOD | {"prompt": "x" * 30_000})),
         (405, client.send("/v1/completions")),
-        (404, client.send("/v1/chat/completions", GOOD)),
+        (400, client.send("/v1/chat/completions", GOOD)),
+        (404, client.send("/v1/embeddings", GOOD)),
         (404, client.send("/v1/models/huge")),
         (400, client.send("/v1/responses", {"model": "tiny", "input": "a", "tools": [{}]})),
     ]
@@ -485,7 +504,7 @@ def malformed(count: int) -> Iterator[bytes]:
             yield json.dumps(GOOD | {name: value}).encode()
         else:
             name = "".join(draw.choices("abcdefgh_", k=6))
-            yield json.dumps(GOOD | {name: draw.choice(values)}).encode()
+            yield json.dumps(GOOD | {name: draw.choice(values[1:])}).encode()  # null is nothing
 
 
 def test_300_malformed_requests_are_refused_in_one_line_each(client: Client) -> None:
@@ -530,8 +549,8 @@ def test_nobody_waits_for_a_client_that_leaves_as_a_piece_comes() -> None:
         return {"type": "http.disconnect"}
 
     async def take() -> list[int]:
-        ticket = Ticket(Row([1]))
-        ticket.put(Piece("a"))
+        ticket = Ticket([Row([1])])
+        ticket.put(0, Piece("a"))
         await ticket.watch(receive)
         return [len(await asyncio.wait_for(ticket.take(), 10)) for _ in range(2)]
 
@@ -639,7 +658,7 @@ def test_limits_hold() -> None:
             request = GOOD | {"max_tokens": 30}
             asked = [pool.submit(client.send, "/v1/completions", request) for _ in range(12)]
             found = {one.result()[0] for one in asked}
-        assert found <= {200, 429}
+        assert found <= {200, 429, 503}
         assert 200 in found
     memory = MODEL.state_bytes(40)
     with running(app_of(MODEL, limits=Limits(memory=memory))) as client:
@@ -788,10 +807,10 @@ class _OfWords(Decoder):
 
 
 def test_text_offsets_count_a_space_after_the_prompt() -> None:
-    answer = CompletionAnswer("tiny", OfWords(), log_probs=True, usage=False, after=b"a")
+    told = CompletionLogProbs(OfWords(), Row(b"a"))
     for token in b" bc":
-        answer.add([Piece(log_probs=(LogProbs(token, 0.0, ()),))])
-    assert answer.whole()["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2]
+        told.add([Piece(log_probs=(LogProbs(token, 0.0, ()),))])
+    assert told.all["text_offset"] == [0, 1, 2]
 
 
 def test_an_empty_turn_goes_on_within_the_text() -> None:
@@ -878,14 +897,15 @@ def test_clients_whose_texts_go_on_at_the_end_are_told(
 
 def test_a_stream_that_its_client_does_not_read_ends_with_the_server() -> None:
     async def main() -> None:
-        ticket, never = Ticket(Row([97])), asyncio.Event()
-        ticket.put(Piece("a", 1))
-        stream = Stream(ticket, CompletionAnswer("tiny", ByteTokenizer(), False, False))
+        ticket, never = Ticket([Row([97])]), asyncio.Event()
+        ticket.put(0, Piece("a", 1))
+        given = CompletionRequest(model="tiny", prompt="a")
+        stream = Stream(ticket, CompletionAnswer("tiny", ByteTokenizer(), given, ticket.rows))
         sending = asyncio.create_task(stream({}, lambda: never.wait(), lambda _: never.wait()))
         await asyncio.sleep(0.01)
         sending.cancel()
         await sending
-        assert ticket.row.left
+        assert ticket.left
 
     asyncio.run(main())
 

@@ -142,11 +142,11 @@ def draft_not_rolled_back(engine: Engine) -> None:
     step, count = engine_module.Session.step, [0]
 
     class Careless(engine_module.Session):
-        def step(self, *, check: bool = True) -> Any:
-            choice = step(self, check=check)
+        def step(self, **options: Any) -> Any:
+            choice = step(self, **options)
             count[0] += 1
             if count[0] % 5 == 0:
-                step(self, check=check)
+                step(self, **options)
             return choice
 
     decode_with(engine, Careless)
@@ -232,13 +232,14 @@ def read_padding(engine: Engine) -> None:
     join = engine._join
 
     def wrong(ready: Any) -> None:
-        longest = max(going.read.state.length for going in ready)
-        for going in ready:
-            state = going.read.state
+        longest, padded = max(state.length for _, state in ready), []
+        for going, state in ready:
             if state.length < longest:
                 more = extend(engine.model, state, torch.zeros(1, 1, dtype=torch.int64))
-                going.read = going.read._replace(state=more._replace(token=state.token))
-        join(ready)
+                padded.append((going, more._replace(token=state.token)))
+            else:
+                padded.append((going, state))
+        join(padded)
 
     engine._join = wrong  # type: ignore[method-assign]
 
@@ -247,21 +248,22 @@ def plant_in_streams(monkeypatch: Any) -> None:
     """Streams lose the first character of each piece but the first."""
     events = CompletionAnswer.events
 
-    def losing(self: Any, new: str, pieces: Any) -> Any:
-        return events(self, new[1:] if len(self.text) > len(new) else new, pieces)
+    def losing(self: Any, number: int, new: str, pieces: Any) -> Any:
+        begun = len(self.texts[number].text) > len(new)
+        return events(self, number, new[1:] if begun else new, pieces)
 
     monkeypatch.setattr(CompletionAnswer, "events", losing)
 
 
 def plant_in_log_probs(monkeypatch: Any) -> None:
     """Log-probabilities go to the next row."""
-    told = engine_module._log_probs
+    told = engine_module.log_probs
 
     def turned(choice: Any, asked: Any) -> Any:
         found = told(choice, asked)
         return found[1:] + found[:1]
 
-    monkeypatch.setattr(engine_module, "_log_probs", turned)
+    monkeypatch.setattr(engine_module, "log_probs", turned)
 
 
 FAULTS: tuple[Callable[[Engine], None], ...] = (

@@ -1,6 +1,7 @@
-"""Serve a model over HTTP, with OpenAI's completions and responses; states are kept."""
+"""Serve a model over HTTP, with OpenAI's completions, chats and responses; states are kept."""
 
 import ipaddress
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,13 +27,18 @@ def add_arguments(parser: Parser) -> None:
     option("max_rows", int, 64, "largest number of texts that are decoded together")
     option("max_waiting", int, 1024, "largest number of texts that wait for a row")
     option("max_new_tokens", int, 4096, "largest number of new tokens of one text")
-    option("max_length", int, 1 << 20, "largest number of tokens of one text, new ones included")
+    about = "largest number of tokens of one text, new ones included; by default the model's"
+    option("max_length", int, None, about)
     option("max_seconds", float, 600.0, "seconds from the arrival of a text to its end")
     option("max_memory", int, 2048, "largest MiB of the states of all rows")
+    option("cors", list[str], [], "sites whose pages may use it; * are all", metavar="ORIGIN")
     add_device_and_dtype(parser)
 
 
 _LIMITS = ("max_rows", "max_waiting", "max_new_tokens", "max_length", "max_memory")
+
+LONGEST = 1 << 20
+"""Tokens of one text if neither an option nor the model's files limit it."""
 
 
 def run(arguments: Sequence[str], parser: Parser) -> int:
@@ -45,28 +51,48 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         raise InputError(
             f"serving needs the package {error.name}: pip install 'stateline[serve]'"
         ) from error
-    from stateline.generate import PrefixStates
+    from stateline.generate import PrefixStates, trained_length
 
+    model, tokenizer = open_model(given)
     limits = Limits(
         rows=given.max_rows,
         waiting=given.max_waiting,
         new_tokens=given.max_new_tokens,
-        length=given.max_length,
+        length=given.max_length or trained_length(model, given.run) or LONGEST,
         seconds=given.max_seconds,
         memory=given.max_memory << 20,
     )
-    model, tokenizer = open_model(given)
     name, key = given.name or Path(given.run).resolve().name, key_of(given)
     memory, disk = given.state_memory << 20, given.state_disk << 20
     prefixes = PrefixStates(model, every=given.every, memory=memory, folder=given.states, disk=disk)
-    if key is None and not _is_loopback(given.host):
-        print(f"stateline: anyone who reaches {given.host} can use it: set --key", file=sys.stderr)
+    local = _is_loopback(given.host)
+    if key is None and not local:
+        _tell(f"anyone who reaches {given.host} can use it: set --key")
+    if tokenizer.chat_template:
+        _tell("the model is for chats, but /v1/completions is plain text: use /v1/chat/completions")
 
     listening = listen(given.host, given.port)
     print(f"{name} at http://{given.host}:{listening.getsockname()[1]}/v1", flush=True)
-    app = make_app(prefixes, tokenizer, name, limits=limits, key=key)
-    make_server(app).run(sockets=[listening])
+    app = make_app(
+        prefixes,
+        tokenizer,
+        name,
+        limits=limits,
+        key=key,
+        local=local and key is None,
+        origins=given.cors,
+    )
+    try:
+        make_server(app).run(sockets=[listening])
+    except KeyboardInterrupt as error:
+        states = f"states are kept in {given.states}" if given.states else "its states are gone"
+        _tell(f"the server has ended; {states}")
+        return 128 + (error.args or (signal.SIGINT,))[0]
     return 0
+
+
+def _tell(line: str) -> None:
+    print(f"stateline: {line}", file=sys.stderr)
 
 
 def _is_loopback(host: str) -> bool:

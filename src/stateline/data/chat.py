@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
@@ -23,7 +24,11 @@ _SAID = "stateline-said-this"
 
 
 def chat_text(
-    tokenizer: Tokenizer, messages: Sequence[Message], *, prompt: bool = True, **variables: Any
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    prompt: bool = True,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """The text of a chat, by the template that came with a tokenizer.
 
@@ -54,14 +59,14 @@ def chat_text(
         ) from error
 
 
-def next_turn(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> str:
+def next_turn(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
     """The text of further messages, which follows an answer in a chat; it begins with its end.
 
     Raises:
         InputError: As for :func:`chat_text`, or if the template does not write answers as they are.
     """
     said = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _SAID}]
-    _, found, rest = chat_text(tokenizer, [*said, *messages], **variables).partition(_SAID)
+    _, found, rest = chat_text(tokenizer, [*said, *messages]).partition(_SAID)
     if not found:
         raise InputError("the template of chats changes answers: give the whole chat")
     return rest

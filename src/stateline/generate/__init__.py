@@ -6,8 +6,8 @@ from stateline.generate.model import Model, load
 from stateline.generate.prefixes import PrefixStates, Read
 from stateline.generate.random import uniform
 from stateline.generate.reading import prefill_chunks, read_ragged, token_chunks
-from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
-from stateline.generate.sampling import GREEDY, Sampling, choose, pick, probabilities
+from stateline.generate.runs import NumberTokenizer, growing_layers, load_run, trained_length
+from stateline.generate.sampling import GREEDY, Penalties, Sampling, choose, pick, probabilities
 from stateline.generate.session import Choice, Session, SessionState, extend, prefill, seeded
 from stateline.generate.speculative import AHEAD, Speculation
 from stateline.generate.state_files import Kept, load_kept
@@ -24,6 +24,7 @@ __all__ = [
     "Kept",
     "Model",
     "NumberTokenizer",
+    "Penalties",
     "PrefixStates",
     "Read",
     "Sampling",
@@ -50,5 +51,6 @@ __all__ = [
     "seeded",
     "stream",
     "token_chunks",
+    "trained_length",
     "uniform",
 ]

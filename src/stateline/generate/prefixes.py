@@ -212,6 +212,14 @@ class PrefixStates:
         self.keep(key, state)
         return state
 
+    def remove(self, key: bytes) -> None:
+        """Keep the state under a hash no longer, in memory and in the folder."""
+        if key in self._states:
+            self.in_memory -= nbytes(self._states.pop(key))
+        self._look_for(key)
+        if key in self._files:
+            self._remove(key)
+
     def flush(self) -> None:
         """Write all states that are only in memory to the folder, if there is one."""
         for key in self._states:

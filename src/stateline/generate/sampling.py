@@ -1,7 +1,9 @@
 """The choice of the next token; no row's choice depends on the other rows."""
 
 import math
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -56,6 +58,44 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+
+@dataclass
+class Penalties:
+    """What is added to the logits of one text, before the repetition penalty and the temperature.
+
+    Attributes:
+        presence: Subtracted for tokens that were chosen already.
+        frequency: Subtracted for each time that a token was chosen.
+        bias: Added to single tokens.
+        ends: Tokens that are not chosen among the first ``least``.
+        least: See there.
+        counts: How often each token was chosen.
+
+    Example:
+        >>> penalties = Penalties(frequency=0.5, bias={2: 1.0}, counts=Counter([0, 0]))
+        >>> penalties(torch.zeros(4))
+        tensor([-1.,  0.,  1.,  0.])
+    """
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    bias: Mapping[int, float] = field(default_factory=dict)
+    ends: Collection[int] = ()
+    least: int = 0
+    counts: Counter[int] = field(default_factory=Counter)
+
+    def __call__(self, logits: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+        """The logits with everything added, at least in float32."""
+        added = defaultdict[int, float](float, self.bias)
+        if self.presence or self.frequency:
+            for token, count in self.counts.items():
+                added[token] -= self.presence + self.frequency * count
+        if self.counts.total() < self.least:
+            added.update(dict.fromkeys(self.ends, -math.inf))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        places = torch.tensor(list(added), dtype=torch.int64, device=logits.device)
+        return logits.index_add(0, places, logits.new_tensor(list(added.values())))
 
 
 def choose(

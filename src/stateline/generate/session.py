@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -166,10 +166,13 @@ class Session:
         self._memory = Memory(self.model, every=True)  # a graph has the addresses of all weights
 
     @torch.inference_mode()
-    def step(self, *, check: bool = True) -> Choice:
+    def step(
+        self, *, check: bool = True, adjust: Callable[[Tensor], Tensor] | None = None
+    ) -> Choice:
         """Feed the last token of each row, and choose the next.
 
         Args:
+            adjust: Gives the logits to choose from; the result has the logits of the model.
             check: Raise an error if logits are NaN. Otherwise such a row goes on with arbitrary
                 tokens, until :meth:`nan_rows` is asked.
 
@@ -192,7 +195,8 @@ class Session:
         self._fits = True
         self._watch(logits, check)
         numbers, random = self._draw()
-        tokens = self._choose(logits, numbers, state.seen)
+        chosen_from = logits if adjust is None else adjust(logits)
+        tokens = self._choose(chosen_from, numbers, state.seen)
         state.seen.scatter_(1, tokens[:, None], True)
         self._state = SessionState(after, tokens, random, state.seen)
         self._free -= 1

@@ -1,7 +1,8 @@
 """A server with OpenAI's interfaces for completions and responses, whose states are kept."""
 
 from stateline.serve.app import make_app
-from stateline.serve.engine import Engine, Limits, Piece, Row
+from stateline.serve.engine import Engine
+from stateline.serve.rows import Limits, Piece, Row
 from stateline.serve.run import listen, make_server
 
 __all__ = ["Engine", "Limits", "Piece", "Row", "listen", "make_app", "make_server"]

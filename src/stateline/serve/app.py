@@ -1,18 +1,21 @@
 """The HTTP side: routes, keys, streams, and one line for every error."""
 
 import asyncio
+import ipaddress
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,43 +24,60 @@ from starlette.types import Message, Receive, Scope, Send
 from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.generate import PrefixStates
-from stateline.serve.engine import Engine, Limits, Piece, Row
+from stateline.serve.engine import Engine
 from stateline.serve.metrics import Metrics
-from stateline.serve.replies import Answer, CompletionAnswer, ResponseAnswer, printable
-from stateline.serve.requests import CompletionRequest, ResponseRequest, decode
+from stateline.serve.replies import (
+    Answer,
+    ChatAnswer,
+    CompletionAnswer,
+    ResponseAnswer,
+    printable,
+)
+from stateline.serve.requests import ChatRequest, CompletionRequest, ResponseRequest, decode
+from stateline.serve.rows import BusyError, Limits, Piece, Row
+
+KEPT = 1 << 24
+"""Bytes of responses that are kept for ``GET``, the newest ones."""
 
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(eq=False)
 class Ticket:
-    """The pieces of one text on their way from the engine to its client."""
+    """The pieces of the texts of a request on their way from the engine to its client."""
 
-    row: Row
-    pieces: list[Piece] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows, self.pieces, self.news = rows, list[tuple[int, Piece]](), asyncio.Event()
+        for number, row in enumerate(rows):
+            row.put = partial(self.put, number)
 
-    def __post_init__(self) -> None:
-        self.row.put = self.put
-
-    def put(self, piece: Piece) -> None:
-        """Add a piece, in the event loop's thread."""
-        self.pieces.append(piece)
+    def put(self, number: int, piece: Piece) -> None:
+        """Add a piece of a text, in the event loop's thread."""
+        self.pieces.append((number, piece))
         self.news.set()
 
-    async def take(self) -> list[Piece]:
+    @property
+    def left(self) -> bool:
+        """Whether the client has left."""
+        return any(row.left for row in self.rows)
+
+    def leave(self) -> None:
+        """Let all rows leave before the next step."""
+        for row in self.rows:
+            row.left = True
+
+    async def take(self) -> list[tuple[int, Piece]]:
         """Wait for new pieces and return them; empty once the client has left."""
         await self.news.wait()
-        if not self.row.left:
+        if not self.left:
             self.news.clear()
         pieces, self.pieces = self.pieces, []
         return pieces
 
     async def watch(self, receive: Receive) -> None:
-        """Wait until the client leaves; the row then leaves before the next step."""
+        """Wait until the client leaves; the rows then leave before the next step."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.row.left = True
+        self.leave()
         self.news.set()
 
 
@@ -68,6 +88,8 @@ def make_app(
     *,
     limits: Limits | None = None,
     key: str | None = None,
+    local: bool = False,
+    origins: Sequence[str] = (),
 ) -> Starlette:
     """The application that serves a model.
 
@@ -77,14 +99,20 @@ def make_app(
         name: Name of the model for clients.
         limits: Limits for the requests of clients.
         key: What clients must send as ``Authorization: Bearer KEY``; by default nothing.
+        local: Whether only names of this machine are taken as ``Host``. A page of another site
+            whose name was pointed at this machine has its own name there.
+        origins: Sites whose pages may use the server (CORS); ``*`` are all.
 
     Returns:
         A Starlette application, whose engine runs from its start-up to its shutdown.
     """
-    service = Service(prefixes, tokenizer, name, limits or Limits(), key)
+    service = Service(prefixes, tokenizer, name, limits or Limits(), key, local)
+    one, both = ["POST"], ["GET", "DELETE"]
     routes = [
-        Route("/v1/completions", service.completions, methods=["POST"]),
-        Route("/v1/responses", service.responses, methods=["POST"]),
+        Route("/v1/completions", service.completions, methods=one),
+        Route("/v1/chat/completions", service.chats, methods=one),
+        Route("/v1/responses", service.responses, methods=one),
+        Route("/v1/responses/{id}", service.response, methods=both),
         Route("/v1/models", service.models),
         Route("/v1/models/{name:path}", service.models),
         Route("/metrics", service.show_metrics),
@@ -93,7 +121,11 @@ def make_app(
     handlers: Any = dict.fromkeys((InputError, HTTPException, ClientDisconnect), _refusal)
     app = Starlette(routes=routes, lifespan=service.lifespan, exception_handlers=handlers)
     app.state.service = service
-    app.add_middleware(_KeyMiddleware, service=service)
+    app.add_middleware(_Guard, service=service)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+        )
     return app
 
 
@@ -107,9 +139,12 @@ class Service:
         name: str,
         limits: Limits,
         key: str | None,
+        local: bool,
     ) -> None:
-        self.name, self.limits, self.key = name, limits, key
+        self.name, self.limits, self.key, self.local = name, limits, key, local
         self.tokenizer, self.metrics, self._began = tokenizer, Metrics(), int(time.time())
+        self.bodies = 0  # bytes of all requests without an answer
+        self._told = OrderedDict[str, tuple[bytes, bytes]]()  # responses: key of the state, JSON
         self._loop: asyncio.AbstractEventLoop | None = None
         self.engine = Engine(
             tokenizer, prefixes, limits=limits, deliver=self._deliver, metrics=self.metrics
@@ -125,17 +160,42 @@ class Service:
 
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
-        given, row = await self._read(request, CompletionRequest)
-        usage = given.stream_options is not None and given.stream_options.include_usage
-        told = given.logprobs is not None
-        answer = CompletionAnswer(self.name, self.tokenizer, told, usage, row.tokens)
-        return await self._answer(request, row, answer, stream=given.stream)
+        given, prompts = await self._read(request, CompletionRequest)
+        rows = [row for prompt in prompts for row in prompt]
+        answer = CompletionAnswer(self.name, self.tokenizer, given, rows)
+        return await self._answer(request, prompts, answer, stream=given.stream)
+
+    async def chats(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        given, prompts = await self._read(request, ChatRequest)
+        answer = ChatAnswer(self.name, self.tokenizer, given, prompts[0])
+        return await self._answer(request, prompts, answer, stream=given.stream)
 
     async def responses(self, request: Request) -> Response:
         """``POST /v1/responses``."""
-        given, row = await self._read(request, ResponseRequest)
-        answer = ResponseAnswer(self.name, given)
-        return await self._answer(request, row, answer, stream=given.stream)
+        given, prompts = await self._read(request, ResponseRequest)
+        answer = ResponseAnswer(self.name, given, self._keep if given.store else None)
+        return await self._answer(request, prompts, answer, stream=given.stream)
+
+    async def response(self, request: Request) -> Response:
+        """``GET`` and ``DELETE /v1/responses/ID``."""
+        name = request.path_params["id"]
+        if name not in self._told:
+            raise HTTPException(
+                404, f"there is no response {name[:100]!r}, or it is no longer kept"
+            )
+        if request.method != "DELETE":
+            return Response(self._told[name][1], media_type="application/json")
+        key, _ = self._told.pop(name)
+        if all(key != other for other, _ in self._told.values()):
+            self.engine.forget(key)
+        return _json({"id": name, "object": "response", "deleted": True})
+
+    def _keep(self, key: bytes, whole: dict[str, Any]) -> None:
+        """Keep a response for ``GET``, and drop the oldest ones beyond the limit."""
+        self._told[whole["id"]] = key, _encoded(whole)
+        while sum(len(told) for _, told in self._told.values()) > KEPT:
+            self._told.popitem(last=False)
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``, and one of them."""
@@ -154,32 +214,40 @@ class Service:
         """``GET /health``: 200 while texts are taken."""
         return Response(status_code=200 if self.engine.running else 503)
 
-    async def _read(self, request: Request, kind: Any) -> tuple[Any, Row]:
-        """The request, checked, and its row."""
+    async def _read(self, request: Request, kind: Any) -> tuple[Any, list[list[Row]]]:
+        """The request, checked, and the rows of each of its prompts."""
         sort = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if sort != "application/json":  # so that pages of other sites cannot send requests
             raise HTTPException(415, f"the content type must be application/json, got {sort!r}")
-        parts, size = [], 0
+        parts, held = [], request.scope["stateline"]
         async for part in request.stream():
             parts.append(part)
-            size += len(part)
-            if size > self.limits.body:
+            self.bodies += len(part)
+            held["body"] += len(part)
+            if held["body"] > self.limits.body:
                 raise HTTPException(413, f"a request may have at most {self.limits.body} bytes")
+            if self.bodies > self.limits.bodies:
+                raise BusyError("the server holds too many bytes of requests: ask again later")
         given = decode(b"".join(parts), kind)
         self._check_name(given.model)
-        return given, await asyncio.to_thread(given.row, self.tokenizer)
+        return given, await asyncio.to_thread(given.rows, self.tokenizer)
 
     def _check_name(self, name: str) -> None:
         if name != self.name:
             raise HTTPException(404, f"there is no model {name[:100]!r}: this is {self.name!r}")
 
     async def _answer(
-        self, request: Request, row: Row, answer: Answer, *, stream: bool
+        self, request: Request, prompts: list[list[Row]], answer: Answer, *, stream: bool
     ) -> Response:
-        ticket = Ticket(row)
-        if stream:
-            row.name = answer.name
-        self.engine.submit(row)
+        ticket = Ticket([row for prompt in prompts for row in prompt])
+        try:
+            for rows in prompts:
+                if stream:
+                    rows[0].name = answer.name
+                self.engine.submit(*rows)
+        except InputError:
+            ticket.leave()
+            raise
         if stream:
             return Stream(ticket, answer)  # type: ignore[return-value]
         watching = asyncio.create_task(ticket.watch(request.receive))
@@ -192,7 +260,7 @@ class Service:
                     return _refused(error)
                 answer.add(pieces)
         finally:
-            row.left = True
+            ticket.leave()
             watching.cancel()
         return _json(answer.whole())
 
@@ -216,7 +284,7 @@ class Stream:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
         try:
             pieces = await ticket.take()
-            if pieces and (error := pieces[0].error) is not None:
+            if pieces and (error := pieces[0][1].error) is not None:
                 await _refused(error)(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -233,16 +301,16 @@ class Stream:
         except (OSError, asyncio.CancelledError):
             pass  # the client has left, or does not read while the server ends
         finally:
-            ticket.row.left = True
+            ticket.leave()
             watching.cancel()
 
 
-def _error_in(pieces: Iterable[Piece]) -> Exception | None:
-    return next((piece.error for piece in pieces if piece.error is not None), None)
+def _error_in(pieces: Iterable[tuple[int, Piece]]) -> Exception | None:
+    return next((piece.error for _, piece in pieces if piece.error is not None), None)
 
 
-class _KeyMiddleware:
-    """Checks the key of every request but for ``/health``, and counts the answers."""
+class _Guard:
+    """Checks host and key of every request but for ``/health``, and counts the answers."""
 
     def __init__(self, app: Callable[..., Any], service: Service) -> None:
         self.app, self.service = app, service
@@ -254,18 +322,44 @@ class _KeyMiddleware:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                known = {"/v1/completions", "/v1/responses", "/v1/models", "/metrics", "/health"}
-                path = scope["path"] if scope["path"] in known else "other"
+                path = scope["path"] if scope["path"] in _PATHS else "other"
                 self.service.metrics.answered(path, message["status"])
             await send(message)
 
-        key = None if scope["path"] == "/health" else self.service.key
-        given = dict(scope["headers"]).get(b"authorization", b"")
+        scope["stateline"] = held = {"body": 0}
+        try:
+            refused = None if scope["path"] == "/health" else self._refusal(dict(scope["headers"]))
+            await (refused or self.app)(scope, receive, counted)
+        finally:
+            self.service.bodies -= held["body"]
+
+    def _refusal(self, headers: dict[bytes, bytes]) -> Response | None:
+        """The answer to a request that has the wrong host or key."""
+        service, host = self.service, headers.get(b"host", b"localhost").decode("latin-1")
+        if service.local and not is_local(host):
+            return _refused(HTTPException(403, f"this server is local: it has no name {host:.100}"))
+        key, given = service.key, headers.get(b"authorization", b"")
         if key is not None and not secrets.compare_digest(given, b"Bearer " + key.encode()):
-            refusal = _refused(HTTPException(401, "the key is missing or wrong"))
-            await refusal(scope, receive, counted)
-            return
-        await self.app(scope, receive, counted)
+            return _refused(HTTPException(401, "the key is missing or wrong"))
+        return None
+
+
+_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/metrics"}
+_PATHS |= {"/health"}
+
+
+def is_local(host: str) -> bool:
+    """Whether a host, which may have a port, is a name or an address of this machine.
+
+    Example:
+        >>> [is_local(host) for host in ("localhost:80", "[::1]:80", "127.0.0.1", "evil.example")]
+        [True, True, True, False]
+    """
+    name = host.rpartition("]")[0].strip("[") or host.partition(":")[0]
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name.lower() == "localhost"
 
 
 def _put(pieces: Iterable[tuple[Row, Piece]]) -> None:
@@ -302,7 +396,10 @@ def _error(error: Exception) -> tuple[int, dict[str, Any]]:
         if status == 405:
             line = "this path takes another method"
         elif error.detail == HTTPStatus(status).phrase:
-            line = "there is nothing at this path: POST texts to /v1/completions or /v1/responses"
+            line = (
+                "there is nothing at this path: POST to /v1/completions, /v1/chat/completions or "
+            )
+            line += "/v1/responses"
     elif isinstance(error, InputError):
         status, line = getattr(error, "status", 400), str(error)
     elif isinstance(error, ClientDisconnect):
@@ -310,7 +407,8 @@ def _error(error: Exception) -> tuple[int, dict[str, Any]]:
     else:
         status, line = 500, "the server has failed; its log says why"
     sort = "invalid_request_error" if status < 500 else "server_error"
-    return status, {"message": line, "type": sort, "param": None, "code": status}
+    param = getattr(error, "param", None)
+    return status, {"message": line, "type": sort, "param": param, "code": status}
 
 
 def _refused(error: Exception) -> Response:
