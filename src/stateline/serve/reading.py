@@ -118,9 +118,9 @@ class Reader:
         prompt.size = model.state_bytes(wanted)
         if len(prompt.rows) > limits.rows or prompt.bytes > limits.memory:
             raise InputError(
-                f"{len(prompt.rows)} states of {wanted} tokens have {prompt.bytes} bytes, beyond the "
-                f"{limits.memory} bytes or the {limits.rows} rows of all texts: shorten the text, or "
-                "ask for fewer answers"
+                f"{len(prompt.rows)} states of {wanted} tokens have {prompt.bytes} bytes, beyond "
+                f"the {limits.memory} bytes or the {limits.rows} rows of all texts: shorten the "
+                "text, or ask for fewer answers"
             )
         return new
 
