@@ -17,8 +17,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from stateline.reports import read_results
-from stateline.reports.conclusions import ranked
-from stateline.reports.decision import decisions, read_budget
+from stateline.reports.answers import answers
+from stateline.reports.budgets import read_budget
+from stateline.reports.decision import decisions
 from stateline.reports.records import kind_of, middle, runs_of, score, task_label
 from stateline.runs.results import Results, TaskRecord
 from stateline.runs.verdict import Verdict, judge
@@ -35,7 +36,7 @@ def verdict(results: Results, task: TaskRecord) -> Verdict:
         model: [score(run, task, task.train_length) for run in runs_of(results, model, task)]
         for model in results.models
     }
-    return judge(scores, kind_of(task, task.train_length))
+    return judge(scores, kind_of(task))
 
 
 def of_seeds(results: Results, seeds: set[int]) -> Results:
@@ -47,8 +48,8 @@ def stated(results: Results) -> dict[str, Claims]:
     """For each task the claims of its page: the best model before each that is clearly worse."""
     found: dict[str, Claims] = {}
     for task in results.tasks:
-        same, worse = ranked(verdict(results, task))
-        found[task_label(results, task)] = {(same[0], model) for model in worse}
+        judged = verdict(results, task)
+        found[task_label(results, task)] = {p for p in judged.better if p[0] == judged.order[0]}
     return found
 
 
@@ -67,8 +68,8 @@ def decided(results: Results) -> dict[str, str]:
     return {
         f"{row.task} at {row.length.split()[0]}{f' within {limit}' if limit else ''}": row.best
         for limit in LIMITS
-        for row in decisions(results, [read_budget(limit)] if limit else [])
-        if row.sure != "no better than a guess"
+        for row in decisions(answers(results, [read_budget(limit)] if limit else []))
+        if row.best
     }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stateline.reports import sentences
+from stateline.reports.answers import answers
 from stateline.reports.conclusions import conclusions
 from stateline.runs.folder import read_results
 from tests.reports.typed import (
@@ -44,50 +45,48 @@ def planted(make, scores, task=None, **changes):
 def test_a_clear_winner_is_named_with_its_spread(make):
     scores = {"h3*2": [2.0, 2.01, 2.02], "lstm*2": [2.8, 2.81, 2.82]}
     assert concluded(*planted(make, scores)) == [
-        "At length 256 (3 seeds), “h3*2” is clearly best in bits per byte, 2.010 (2.000 to 2.020), "
-        "before “lstm*2” 2.810 (2.800 to 2.820)."
+        "At length 256 (3 seeds), bits per byte of “h3*2” 2.010 (2.000 to 2.020) and “lstm*2” "
+        "2.810 (2.800 to 2.820).",
+        "“h3*2” is clearly better than “lstm*2”.",
     ]
 
 
 def test_equal_models_are_not_told_apart(make):
     scores = {"h3*2": [2.0, 2.3, 2.6], "same": [2.1, 2.25, 2.7], "lstm*2": [9.0, 9.1, 9.2]}
-    (said,) = concluded(*planted(make, scores))
-    assert said.startswith("At length 256 (3 seeds), not told apart in bits per byte: “h3*2” 2.300")
-    assert "“same” 2.250 (2.100 to 2.700). Clearly worse than “h3*2”: “lstm*2” 9.1" in said
+    _, *told, same = concluded(*planted(make, scores))
+    assert told == [
+        "“h3*2” is clearly better than “lstm*2”.",
+        "“same” is clearly better than “lstm*2”.",
+    ]
+    assert same == "Not told apart: “h3*2” and “same”."
 
 
 def test_the_higher_score_wins_where_higher_is_better(make):
     task = make.task(eval_lengths=[10], problems=1024)
     scores = {"h3*2": [0.2, 0.21, 0.22], "lstm*2": [0.97, 0.98, 0.99]}
-    solved, best = concluded(*planted(make, scores, task))
-    assert solved == (
-        "1 of 2 models solved it: string accuracy of at least 0.95 at the training length, 10."
-    )
-    assert best.startswith(
-        "At length 10 (3 seeds), “lstm*2” is clearly best in string accuracy, 0.980"
-    )
+    solved, own, best = concluded(*planted(make, scores, task))
+    assert solved == "Solved by “lstm*2” with every seed."
+    assert own.startswith("At length 10 (3 seeds), string accuracy of “lstm*2” 0.980")
+    assert best == "“lstm*2” is clearly better than “h3*2”."
 
 
 def test_without_a_solution_none_is_scored_beyond_the_training_length(make):
     scores = {"h3*2": [0.2, 0.21, 0.22], "lstm*2": [0.5, 0.51, 0.52]}
     said = concluded(*planted(make, scores, make.task()))
-    assert said[0] == (
-        "No model solved it (string accuracy of at least 0.95 at the training length, 10), so none "
-        "is scored at other lengths."
-    )
+    assert said[0] == "Not solved (0.95 string accuracy): the best, “lstm*2”, has 0.510."
     assert not any("40" in sentence for sentence in said)
 
 
 def test_a_model_that_few_seeds_solve_is_not_called_unsolved(make):
     said = concluded(*planted(make, {"h3*2": [0.2, 0.21, 0.99]}, make.task()))
-    assert said[0].startswith("It was not solved with most of its seeds (string accuracy")
+    assert said[0] == "Solved by “h3*2” with 1 of 3 seeds."
 
 
 def test_beyond_the_training_length_only_models_that_solved_it_are_judged(make):
     scores = {"h3*2": [0.2, 0.21, 0.22], "lstm*2": [0.97, 0.98, 0.99]}
     said = concluded(*planted(make, scores, make.task()))
     assert said[-1] == (
-        "At length 40 (3 seeds), only “lstm*2” is scored: string accuracy 0.980 (0.970 to 0.990)."
+        "At length 40 (3 seeds), string accuracy of “lstm*2” 0.980 (0.970 to 0.990)."
     )
 
 
@@ -137,8 +136,9 @@ def test_a_sole_seed_that_diverged_is_said_to(make):
 
 def test_beside_a_model_with_one_seed_none_is_called_the_best(make):
     scores = {"h3*2": [2.0, 2.01, 2.02], "lstm*2": [2.8, 2.81, 2.82], "s4d": [1.5]}
-    better, single = concluded(*planted(make, scores))
-    assert better.startswith("At length 256, clearly better in bits per byte: “h3*2” 2.010")
+    both, better, single = concluded(*planted(make, scores))
+    assert both.startswith("At length 256, bits per byte of “h3*2” 2.010")
+    assert better == "“h3*2” is clearly better than “lstm*2”."
     assert single == "At length 256, with one seed, nothing is claimed about “s4d” 1.500."
 
 
@@ -151,7 +151,7 @@ def test_the_report_of_a_single_run_speaks_of_no_others(make):
     for text in (page_of(results), printed(results)):
         assert "Result" in text
         assert "the model is no better than a guess" in text
-        assert "It was not solved" in text
+        assert "Not solved (0.95 string accuracy)" in text
         said = re.sub("(?s)<(style|script).*?</(style|script)>", "", text)
         others = (
             "Which one|[Nn]o model|no other|told apart|clearly|decide|compared size|[Nn]ext choice"
@@ -161,7 +161,7 @@ def test_the_report_of_a_single_run_speaks_of_no_others(make):
 
 def test_a_sole_model_is_scored_and_not_ranked(make):
     assert concluded(*planted(make, {"h3*2": [2.0, 2.2]})) == [
-        "At length 256 (2 seeds), bits per byte 2.100 (2.000 to 2.200)."
+        "At length 256 (2 seeds), bits per byte of “h3*2” 2.100 (2.000 to 2.200)."
     ]
 
 
@@ -187,21 +187,21 @@ def test_models_of_different_sizes_are_named_so(make):
 
 def test_models_in_several_sizes_are_judged_within_each(make):
     results = read_results(Path("tests/runs/sweep"))
-    ((_, said), _) = conclusions(results)
-    assert [sentence.split(",")[1] for sentence in said[1:4]] == [
+    ((_, said), _) = conclusions(answers(results))
+    assert [text.split(",")[1] for text in said if text.startswith("At length")][:3] == [
         " size 10k (3 seeds)",
         " size 30k (3 seeds)",
         " size 100k (3 seeds)",
     ]
-    assert all("is clearly best" in sentence for sentence in said[1:4])
+    assert sum("is clearly better than" in sentence for sentence in said) >= 3
 
 
 def test_merged_results_are_judged_together(make):
     one, _ = planted(make, {"h3*2": [2.0, 2.01, 2.02]})
     other, _ = planted(make, {"lstm*2": [2.8, 2.81, 2.82]})
     both = merge({"a": one, "b": other})
-    ((_, said),) = conclusions(both)
-    assert said[0].startswith("At length 256 (3 seeds), “h3*2” is clearly best in bits per byte")
+    ((_, said),) = conclusions(answers(both))
+    assert said[1] == "“h3*2” is clearly better than “lstm*2”."
 
 
 def test_the_protocol_and_the_trials_of_merged_results_stay(make):

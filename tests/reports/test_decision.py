@@ -9,7 +9,11 @@ from msgspec.structs import replace
 
 from stateline.errors import InputError
 from stateline.reports import decision, read_results
-from stateline.reports.decision import Budget, Decision, outlook, read_budget
+from stateline.reports.answers import above_chance, answers
+from stateline.reports.budgets import Budget, read_budget
+from stateline.reports.conclusions import pair_rows
+from stateline.reports.decision import Decision
+from stateline.reports.outlook import outlook
 from stateline.runs.results import Results
 from tests.reports.typed import page_of, printed, typed, with_task
 
@@ -24,7 +28,7 @@ def gallery() -> Results:
 
 
 def decided(results, *budgets: str) -> dict[tuple[str, str], Decision]:
-    found = decision.decisions(typed(results), [read_budget(text) for text in budgets])
+    found = decision.decisions(answers(typed(results), [read_budget(text) for text in budgets]))
     return {(row.task, row.length.partition(" ")[0]): row for row in found}
 
 
@@ -45,8 +49,10 @@ def test_five_questions_are_answered_by_the_gallery(gallery):
     assert best["Associative recall", "80"].best == "lstm+attention"
     small = decided(gallery, "state<=64KiB")
     assert small["Copying", "8"].best == "h3"
-    assert small["Copying", "8"].sure == "clearly best (6 seeds)"
-    assert small["Copying", "8"].following.startswith("“h3+attention” 0.995 (0.011 better), 20 MiB")
+    assert small["Copying", "8"].sure == "clearly best within the budget (6 seeds)"
+    assert small["Copying", "8"].following.startswith(
+        "beyond the budget: “h3+attention” 0.995 (0.011 better), 99.9 KiB at 256 tokens, 20 MiB at "
+    )
     assert small["Associative recall", "80"].best == "lstm"
     alone = decided(gallery, "state<=1KiB")["Associative recall", "80"]
     assert (alone.best, alone.sure) == ("lstm", "no other is within the budget (6 seeds)")
@@ -115,8 +121,11 @@ def test_the_longest_length_is_the_last_at_which_a_model_is_above_chance(gallery
 
 def test_what_is_best_within_a_budget_may_still_be_a_guess(gallery):
     row = decided(gallery, "state<=64KiB")["Copying", "16"]
-    assert row.sure == "no better than a guess"
-    assert row.following.startswith("“attention” 0.090 (0.090 better), 5 of 6 seeds, 48 MiB")
+    assert row.best == ""
+    assert row.sure == (
+        "no model within the budget is better than a guess: “h3” has 0.000, a guess 0.002"
+    )
+    assert row.following.startswith("beyond the budget: “attention” 0.090 (0.090 better), 5 of 6")
 
 
 def test_of_equal_scores_the_smallest_state_is_taken(make):
@@ -125,7 +134,7 @@ def test_of_equal_scores_the_smallest_state_is_taken(make):
     costs = [make.speed("h3*2"), make.speed("lstm*2", state_bytes={"256": 900, "1024": 900})]
     results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
     (row,) = decided(results | {"speed": costs}).values()
-    assert (row.best, row.costs) == ("lstm*2", "900 B, 290 tok/s")
+    assert (row.best, row.costs) == ("lstm*2", "900 B to 1,024 tokens, 310 tok/s at 256")
     assert row.following.startswith("“h3*2” 1.000 (0.005 better), ")
     assert row.sure == "not told apart from “h3*2” (3 seeds)"
 
@@ -263,7 +272,7 @@ def test_seeds_that_diverged_are_not_counted_beside_the_score(make):
     runs[1]["by_length"] = runs[4]["by_length"] = {"10": {task["metric"]: None}}
     (row,) = decided(make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)).values()
     assert row.score == "1.000 string accuracy, 2 of 3 seeds"
-    assert ", 2 of 3 seeds, 512 KiB" in row.following
+    assert ", 2 of 3 seeds, 128 KiB at 256 tokens, 512 KiB at" in row.following
 
 
 def test_the_seeds_that_may_be_scored_are_counted(make):
@@ -286,8 +295,8 @@ def test_the_seeds_that_may_be_scored_are_counted(make):
 )
 def test_a_score_is_above_chance_by_a_margin(make, task, least):
     _, found = with_task(make.results(tasks=[make.task(**task)]), make.task(**task))
-    assert decision.above_chance(found, [least + 1e-6])
-    assert least == 0 or not decision.above_chance(found, [least - 1e-6])
+    assert above_chance(found, [least + 1e-6])
+    assert least == 0 or not above_chance(found, [least - 1e-6])
 
 
 def test_a_speed_or_a_state_at_a_length_can_be_limited(make):
@@ -298,7 +307,7 @@ def test_a_speed_or_a_state_at_a_length_can_be_limited(make):
 
     def within(*budgets: str) -> set[str]:
         limits = [read_budget(text) for text in budgets]
-        return {m for m in make.models if all(b.allows(typed(results), m) for b in limits)}
+        return {m for m in make.models if all(b.allows(typed(results), m, 300) for b in limits)}
 
     attention, h3, lstm = make.models
     assert within("decode>=100") == {attention, h3}
@@ -330,7 +339,9 @@ def test_models_that_only_guess_are_said_to(make):
     task = make.task(problems=1024, chance=0.25)
     runs = runs_at(make, task, {"h3*2": [0.26, 0.24], "lstm*2": [0.25, 0.27]})
     results = make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)
-    assert {row.sure for row in decided(results).values()} == {"no better than a guess"}
+    assert {(row.best, row.sure) for row in decided(results).values()} == {
+        ("", "no model is better than a guess: “lstm*2” has 0.260, a guess 0.250")
+    }
     guess, few_points = outlook(*with_task(results, task))
     assert guess.startswith("no model is better than a guess (which has 0.250)")
     assert few_points == "try more steps or other learning rates."
@@ -430,3 +441,64 @@ def test_a_loss_that_falls_by_a_hundredth_asks_for_more_steps(make, slope, told)
     runs = [run | {"curve": curve, "steps": 1000} for run in runs]
     said = outlook(*with_task(make.results(tasks=[task], models=["h3*2"], runs=runs), task))
     assert [text.endswith("when training ended: “h3*2”.") for text in said] == [True] * told
+
+
+def test_who_solved_a_task_is_said_or_how_far_the_best_is_from_a_guess(make):
+    task = make.task(problems=1024, chance=0.002)
+    few = {"h3*2": [0.97, 0.96, 0.3], "lstm*2": [0.2, 0.2, 0.2]}
+    none = {"h3*2": [0.928, 0.312, 0.320], "lstm*2": [0.2, 0.2, 0.2]}
+    said = {}
+    for name, scores in (("few", few), ("none", none)):
+        runs = runs_at(make, task, scores)
+        found = typed(make.results(tasks=[task], models=[*scores], runs=runs))
+        said[name] = decision.solvers(answers(found).every[0])
+    assert said["few"] == "Solved by “h3*2” with 2 of 3 seeds."
+    assert said["none"] == (
+        "Not solved (0.95 string accuracy): the best, “h3*2”, has 0.320, 0.318 above a guess."
+    )
+
+
+def test_unequal_training_is_said_beside_scores_beyond_the_training_length(make):
+    task = make.task(problems=1024, eval_lengths=[10, 20])
+    runs = runs_at(make, task, {"h3*2": [1.0, 0.99, 1.0], "lstm*2": [1.0, 1.0, 0.99]})
+    for steps, said in ((700, False), (100, True)):
+        for run in runs[:3]:
+            run["steps"] = steps
+        results = make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)
+        rows = decided(results)
+        assert "unequal" not in rows["Copying", "10"].score
+        told = "unequal training: 100 to 700 updates" in rows["Copying", "20"].score
+        assert told == said
+
+
+def test_a_model_that_did_not_solve_its_task_is_said_not_to(make):
+    task = make.task(problems=1024, eval_lengths=[10])
+    runs = runs_at(make, task, {"h3*2": [0.5, 0.51, 0.52], "lstm*2": [0.2, 0.2, 0.2]})
+    (row,) = decided(make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)).values()
+    assert row.score == "0.510 string accuracy, not solved"
+
+
+def test_every_pair_has_a_row_with_its_interval_and_its_cost(make):
+    task = make.text_task(eval_lengths=[256])
+    scores = {"a": [2.0, 2.01, 2.02], "b": [2.8, 2.81, 2.82], "c": [2.0, 2.02, 2.01]}
+    runs = [run | {"seconds": 60.0} for run in runs_at(make, task, scores)]
+    results = make.results(tasks=[task], models=[*scores], runs=runs)
+    rows = pair_rows(answers(typed(results)).every[0])
+    assert [row.verdict.partition(" after")[0] for row in rows[:2]] == ["told apart"] * 2
+    assert rows[0].pair == "“a” against “b”"
+    assert rows[0].difference == "-0.800"
+    assert rows[0].verdict == "told apart after 3 seeds each, 6 min of training"
+    assert rows[2].verdict.startswith("not told apart")
+    for text in (page_of(results), printed(results, width=140)):
+        assert "told apart after 3 seeds each, 6 min of training" in text
+        assert "Training took 9 minutes, added over all runs." in text
+
+
+def test_a_pair_is_told_apart_after_the_look_that_told_it(make):
+    task = make.text_task(eval_lengths=[256])
+    scores = {"a": [2.0, 2.01, 2.02, 2.0, 2.01], "b": [2.8, 2.81, 2.82, 2.8, 2.8]}
+    protocol = {"name": "sweep", "looks": 4}
+    runs = runs_at(make, task, scores)
+    results = make.results(tasks=[task], models=[*scores], runs=runs, protocol=protocol)
+    (answer,) = answers(typed(results)).every
+    assert answer.seeds_until_told("a", "b") == 3

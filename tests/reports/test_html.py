@@ -109,8 +109,8 @@ def test_a_report_goes_from_the_decision_to_the_details(page):
     headings = re.findall("<h2>([^<]*)</h2>", without_bundle(page))
     assert headings == [
         "Which one",
-        "Results",
         "Score against cost",
+        "Results",
         "Copying",
         "Text",
         "Cost",

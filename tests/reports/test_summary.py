@@ -245,11 +245,10 @@ def test_speeds_whose_spreads_overlap_are_marked_together(make):
     assert found[make.models[0]].note == f"280{DASH}320"
 
 
-def test_speeds_of_a_busy_machine_are_not_marked(make):
+def test_speeds_of_a_busy_machine_are_not_shown(make):
     speed = timed(make, (300, 290, 310), (200, 190, 210), (100, 90, 110), busy=0.4)
     results = make.results(speed=speed)
-    found = cells(cost_table(results), "at 256", "Decoding speed")
-    assert not any(cell.best for cell in found.values())
+    assert "Decoding speed" not in {column.group for column in cost_table(results).columns}
     assert costs_concluded(results)[-1] == "Other programs ran: nothing is claimed about speeds."
 
 

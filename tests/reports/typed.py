@@ -10,6 +10,7 @@ from rich.console import Console
 
 from stateline import reports
 from stateline.reports import conclusions, html, page, sentences, summary
+from stateline.reports.answers import answers
 from stateline.runs.results import Results, convert
 
 Plain = Mapping[str, Any]
@@ -52,7 +53,7 @@ def merge(results: Mapping[str, Plain]) -> Results:
 
 
 def main_table(results: Plain) -> summary.Table:
-    return summary.main_table(typed(results))
+    return summary.main_table(answers(typed(results)))
 
 
 def cost_table(results: Plain) -> summary.Table:
@@ -60,7 +61,8 @@ def cost_table(results: Plain) -> summary.Table:
 
 
 def length_table(results: Plain, task: Plain) -> summary.Table:
-    return summary.length_table(*with_task(results, task))
+    found, own = with_task(results, task)
+    return summary.length_table(answers(found), own)
 
 
 def run_table(results: Plain, task: Plain) -> summary.Table:
@@ -80,7 +82,8 @@ def caution(results: Plain) -> str:
 
 
 def concluded(results: Plain, task: Plain) -> list[str]:
-    return conclusions.task_conclusion(*with_task(results, task))
+    found, own = with_task(results, task)
+    return conclusions.task_conclusion(answers(found), own)
 
 
 def costs_concluded(results: Plain) -> list[str]:

@@ -126,7 +126,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from stateline.compare.storage import results_folder
     from stateline.compare.trackers import tracked
     from stateline.reports import print_results, write_report
-    from stateline.reports.decision import read_budget
+    from stateline.reports.budgets import read_budget
 
     comparison, console = _comparison(given), wide_console()
     observers: list[News] = [*tracked(given.tracker)]

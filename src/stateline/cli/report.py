@@ -34,7 +34,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     given = parser.parse_args(arguments)
 
     from stateline import reports
-    from stateline.reports.decision import read_budget
+    from stateline.reports.budgets import read_budget
 
     budgets = [*map(read_budget, given.budget)]
     if given.export is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stateline.compare.news import News
 from stateline.reports import read_results, write_report
-from stateline.reports.decision import Budget
+from stateline.reports.budgets import Budget
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
 

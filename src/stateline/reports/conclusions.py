@@ -2,89 +2,66 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
+from stateline.reports.answers import Answer, Answers
 from stateline.reports.costs import STATE, Cost, Measured, common_lengths, disturbance, speed
-from stateline.reports.format import count, listing, short_number, words
-from stateline.reports.records import (
-    judged,
-    runs_of,
-    scores_of,
-    solved_runs,
-    steps_to_solve,
-    task_label,
-)
-from stateline.reports.sentences import differing_sizes, goal, size_groups
+from stateline.reports.decision import solvers, unequal
+from stateline.reports.format import count, listing, quoted, short_number, words
+from stateline.reports.records import task_label
+from stateline.reports.sentences import differing_sizes
 from stateline.runs.results import Results, TaskRecord
-from stateline.runs.verdict import Verdict
+from stateline.runs.verdict import Pair
 
 JUDGED = (speed("decode"), speed("prefill"), speed("train"))
 """Speeds that are judged, at the largest length at which all models were measured."""
 
 
-def conclusions(results: Results) -> list[tuple[str, list[str]]]:
+def conclusions(found: Answers) -> list[tuple[str, list[str]]]:
     """What the results show: for each task, and for the costs, its label and sentences."""
-    found = [(task_label(results, task), task_conclusion(results, task)) for task in results.tasks]
-    found.append(("Cost", cost_conclusion(results)))
-    return [(label, sentences) for label, sentences in found if sentences]
+    results = found.results
+    said = [(task_label(results, task), task_conclusion(found, task)) for task in results.tasks]
+    said.append(("Cost", cost_conclusion(results)))
+    return [(label, sentences) for label, sentences in said if sentences]
 
 
-def task_conclusion(results: Results, task: TaskRecord) -> list[str]:
-    """Which models solved a task, and which are clearly better, at the training length and beyond.
+def task_conclusion(found: Answers, task: TaskRecord) -> list[str]:
+    """Which models solved a task, and which are told apart, at the training length and beyond.
 
     Models are judged among models of their size. Beyond the training length only models that solved
     it are judged.
     """
-    trained = [m for m in results.models if runs_of(results, m, task)]
-    if not trained:
+    sentences: list[str] = []
+    for length in dict.fromkeys([task.train_length, max(task.eval_lengths)]):
+        for answer in found.of(task, length):
+            sentences += [] if answer.beyond else filter(None, [solvers(answer)])
+            sentences += _judged(found.results, answer)
+    if not any(run.task == task.spec for run in found.results.runs):
         return ["No run on this task has finished yet."]
-    solved = [m for m in trained if solved_runs(runs_of(results, m, task), task)]
-    sentences = []
-    if task.solved_at is not None:
-        runs = [run for model in trained for run in runs_of(results, model, task)]
-        some = any(steps_to_solve(run, task) is not None for run in runs)
-        sentences.append(_solved(trained, solved, task, some=some))
-    longest = max(task.eval_lengths)
-    lengths = [task.train_length, *([longest] if longest != task.train_length and solved else [])]
-    for length in lengths:
-        for size, group in size_groups(results).items():
-            at = f"At length {length:,}" + ("" if size is None else f", size {short_number(size)}")
-            sentences += _judged(results, task, length, group, at)
     return sentences
 
 
-def _solved(trained: Sequence[str], solved: Sequence[str], task: TaskRecord, *, some: bool) -> str:
-    if not solved:
-        most = " with most of its seeds" if some else ""
-        if len(trained) == 1:
-            return f"It was not solved{most} ({goal(task)}), so it is not scored at other lengths."
-        return f"No model solved it{most} ({goal(task)}), so none is scored at other lengths."
-    if len(solved) == len(trained) == 1:
-        return f"It was solved: {goal(task)}."
-    which = "All" if len(solved) == len(trained) else f"{len(solved)} of"
-    return f"{which} {count(len(trained), 'model')} solved it: {goal(task)}."
-
-
-def _judged(
-    results: Results, task: TaskRecord, length: int, models: Sequence[str], at: str
-) -> list[str]:
+def _judged(results: Results, answer: Answer) -> list[str]:
     """The sentences on the scores of models that may be compared, at one length."""
-    scores = scores_of(results, task, length, models)
-    if not scores:
-        return []
-    if len(scores) == 1:
-        ((model, own),) = scores.items()
-        alone = "" if len(results.models) == 1 else f"only “{model}” is scored: "
-        seeds = f" ({count(len(own), 'seed')})" if len(own) > 1 else ""
-        return [f"{at}{seeds}, {alone}{words(task.metric)} {_spread(own)}."]
-    found = judged(results, task, length, scores)
-    metric = words(task.metric)
+    scores, verdict = answer.scores, answer.verdict
+    at = f"At length {answer.length:,}"
+    at += "" if answer.size is None else f", size {short_number(answer.size)}"
     numbers = {len(own) for own in scores.values()}
     if len(numbers) == 1 and max(numbers) > 1:
         at += f" ({count(max(numbers), 'seed')})"
-    told = [_ranking(found, scores, metric)] if found.order else []
-    sentences = [f"{at}, {said}" for said in told + _undecided(found, scores)]
-    if found.better and (range_ := differing_sizes(results, list(scores), task)):
+    told = [f"{words(answer.task.metric)} of {_scores(verdict.order, scores)}"] * bool(
+        verdict.order
+    )
+    told += filter(None, [unequal(answer)])
+    sentences = [f"{at}, {said}." for said in told]
+    for better, pairs in groupby((p for p in verdict.pairs if p.told), lambda pair: pair.better):
+        sentences.append(f"“{better}” is clearly better than {quoted(p.worse for p in pairs)}.")
+    same = [f"“{p.better}” and “{p.worse}”" for p in verdict.pairs if not p.told]
+    sentences += [f"Not told apart: {'; '.join(same)}."] if same else []
+    sentences += [f"{at}, {said}" for said in _undecided(answer)]
+    if verdict.better and (range_ := differing_sizes(results, list(scores), answer.task)):
         sentences.append(
             f"These models have different sizes ({range_} parameters): this says nothing about "
             "architectures of equal size."
@@ -92,32 +69,50 @@ def _judged(
     return sentences
 
 
-def ranked(found: Verdict) -> tuple[list[str], list[str]]:
-    """The best model and the models not clearly worse than it; and the worse ones."""
-    best, *others = found.order
-    worse = [model for model in others if (best, model) in found.better]
-    return [best, *(model for model in others if model not in worse)], worse
+class PairRow(NamedTuple):
+    """A pair of models in words.
+
+    Attributes:
+        pair: Both models, the better one first.
+        difference: The difference of their mean scores, or the shares of seeds that were compared.
+        interval: The interval of the difference that goes with the verdict.
+        verdict: Whether they are told apart, after how many seeds and minutes of training of both.
+    """
+
+    pair: str
+    difference: str
+    interval: str
+    verdict: str
 
 
-def _ranking(found: Verdict, scores: dict[str, list[float]], metric: str) -> str:
-    """Which models are best, which are not told apart from them, which are clearly worse."""
-    same, worse = ranked(found)
-    best = same[0]
-    if len(same) > 1:
-        said = f"not told apart in {metric}: {_scores(same, scores)}."
-        return f"{said} Clearly worse than “{best}”: {_scores(worse, scores)}." if worse else said
-    if not worse:
-        return f"{metric} of {_scores(same, scores)}."
-    if found.undecidable:
-        return f"clearly better in {metric}: {_scores(same, scores)} than {_scores(worse, scores)}."
-    end = f"{_spread(scores[best])}, before {_scores(worse, scores)}"
-    return f"“{best}” is clearly best in {metric}, {end}."
+def pair_rows(answer: Answer) -> list[PairRow]:
+    """All pairs of an answer, those told apart first."""
+    ordered = sorted(answer.verdict.pairs, key=lambda pair: not pair.told)
+    return [_pair_row(answer, pair) for pair in ordered]
 
 
-def _undecided(found: Verdict, scores: dict[str, list[float]]) -> list[str]:
+def _pair_row(answer: Answer, pair: Pair) -> PairRow:
+    found = pair.difference
+    difference = f"{found.value:+.3f}"
+    if found.shares:
+        one, other = (f"{share.good} of {share.seeds}" for share in found.shares)
+        difference = f"{one} against {other} seeds"
+    seeds = answer.seeds_until_told(pair.better, pair.worse)
+    minutes = sum(answer.seconds[model] for model in (pair.better, pair.worse)) / 60
+    after = f"{count(seeds, 'seed')} each, {short_number(minutes)} min of training"
+    return PairRow(
+        f"“{pair.better}” against “{pair.worse}”",
+        difference,
+        f"{found.low:+.3f} to {found.high:+.3f}",
+        f"told apart after {after}" if pair.told else f"not told apart ({after})",
+    )
+
+
+def _undecided(answer: Answer) -> list[str]:
     """Models of which nothing is claimed: a seed diverged, or they alone have only one."""
-    diverged = [model for model in found.undecidable if any(map(math.isnan, scores[model]))]
-    single = [m for m in found.undecidable if m not in diverged] if found.order else []
+    scores, undecidable = answer.scores, answer.verdict.undecidable
+    diverged = [model for model in undecidable if any(map(math.isnan, scores[model]))]
+    single = [m for m in undecidable if m not in diverged] if answer.verdict.order else []
     return [
         f"{why}nothing is claimed about {_scores(models, scores)}."
         for why, models in (("", diverged), ("with one seed, ", single))
@@ -125,7 +120,7 @@ def _undecided(found: Verdict, scores: dict[str, list[float]]) -> list[str]:
     ]
 
 
-def _scores(models: Sequence[str], scores: dict[str, list[float]]) -> str:
+def _scores(models: Sequence[str], scores: Mapping[str, list[float]]) -> str:
     return listing([f"“{model}” {_spread(scores[model])}" for model in models])
 
 

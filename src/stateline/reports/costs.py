@@ -120,20 +120,20 @@ def disturbance(results: Results) -> str:
     busy = [entry.busy for entry in results.speed if entry.disturbed and entry.busy is not None]
     return (
         f"Other programs used up to {max(busy):.0%} of the machine while speeds were measured: "
-        "do not trust the speeds."
+        "the speeds are not shown."
         if busy
         else ""
     )
 
 
-def best_costs(results: Results, found: Mapping[str, Measured], cost: Cost) -> list[str]:
+def best_costs(found: Mapping[str, Measured], cost: Cost) -> list[str]:
     """The model with the best cost, and all models whose spread overlaps its spread.
 
     Of other costs than speeds, also models that show the same number.
 
-    None if all do, or if speeds are not to be trusted.
+    None if all do.
     """
-    if not found or (cost.higher_is_better and disturbance(results)):
+    if not found:
         return []
     if cost.higher_is_better:
         reach = max(found.values(), key=lambda own: own.middle).low
@@ -172,6 +172,9 @@ def _timed(phase: str, batch: int | None, entry: SpeedRecord) -> list[TimingReco
 
 
 def _speeds(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Measured]:
+    """Speeds by length; none if other programs disturbed the measurement."""
+    if entry.disturbed:
+        return {}
     return {
         t.length: Measured(t.tokens_per_second, t.low, t.high)
         for t in _timed(phase, batch, entry)

@@ -11,7 +11,7 @@ from stateline.errors import InputError
 from stateline.models.pattern import Item, parse_pattern
 from stateline.reports import series
 from stateline.reports.axes import cost_axis, score_axis
-from stateline.reports.costs import Cost, Measured, cost_lengths, costs, disturbance
+from stateline.reports.costs import Cost, Measured, cost_lengths, costs
 from stateline.reports.format import words
 from stateline.reports.records import drawn_models, runs_of, score, task_label
 from stateline.reports.scaling import scaling_charts
@@ -217,10 +217,8 @@ def _cost_chart(results: Results, cost: Cost) -> Chart:
     values = [value for line in lines for point in line.points for value in point.values]
     lengths = Axis(cost.length, "log2", ticks=length_ticks(cost_lengths(results, cost)))
     name = f"cost-{slug(cost.title)}".lower()
-    disturbed = disturbance(results) if cost.higher_is_better else ""
-    notes = [*cost.notes, *([disturbed] if disturbed else [])]
     axes = (lengths, cost_axis(cost, values))
-    return line_chart(name, cost.title, notes, lines, axes, spread=("from", "to"))
+    return line_chart(name, cost.title, cost.notes, lines, axes, spread=("from", "to"))
 
 
 def _cost_line(model: Model, values: Mapping[int, Measured]) -> Line:

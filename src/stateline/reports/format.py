@@ -1,7 +1,7 @@
 """Formatting numbers and names for readers."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 DASH = "\N{EN DASH}"
 """A dash, which joins the ends of a range and stands for a missing number."""
@@ -63,6 +63,11 @@ def listing(names: list[str]) -> str:
         'recall, copying and text'
     """
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Quoted names, joined for a sentence."""
+    return listing([f"“{name}”" for name in names])
 
 
 def fold(text: str, width: int) -> str:

@@ -10,11 +10,14 @@ from typing import Any
 from stateline.charts.chart import Chart
 from stateline.charts.export import write_charts
 from stateline.files import check_writable, write_text
-from stateline.reports.conclusions import conclusions
+from stateline.reports.answers import Answers, answers
+from stateline.reports.budgets import Budget
+from stateline.reports.conclusions import PairRow, conclusions, pair_rows
 from stateline.reports.costs import disturbance
-from stateline.reports.decision import CHOSEN, Budget, decisions, headings, outlook, question
+from stateline.reports.decision import CHOSEN, decisions, headings, question, solvers
 from stateline.reports.figures import sections, task_name
 from stateline.reports.format import count, listing, words
+from stateline.reports.outlook import outlook
 from stateline.reports.page import Key, render
 from stateline.reports.records import drawn_models, families, looks, runs_of, task_label
 from stateline.reports.sentences import (
@@ -26,6 +29,7 @@ from stateline.reports.sentences import (
     headline,
     protocol,
     size_groups,
+    spent,
     unfinished,
 )
 from stateline.reports.summary import (
@@ -34,6 +38,7 @@ from stateline.reports.summary import (
     length_table,
     main_table,
     run_table,
+    shared_settings,
     training_table,
     trials_table,
 )
@@ -100,7 +105,7 @@ def export_charts(results: Results, folder: Path, formats: Sequence[str]) -> lis
 
 def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) -> str:
     """The results as a self-contained page."""
-    found = sections(results)
+    found, judged = sections(results), answers(results, budgets)
     labels = {task.spec: task_label(results, task) for task in results.tasks}
     models, said = results.models, caution(results)
     folders = [source.folder or "." for source in results.origins()]
@@ -117,24 +122,33 @@ def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) 
         caution=said,
         advice=ADVICE.get(said, ""),
         disturbed=disturbance(results),
-        decisions=decisions(results, budgets),
+        spent=spent(results),
+        solvers=[
+            (own.label, said)
+            for own in judged.every
+            if not own.beyond
+            for said in [solvers(own)]
+            if said
+        ],
+        decisions=decisions(judged),
+        pairs=_pairs(judged),
         headings=headings(results),
         chosen=CHOSEN,
-        question=question(results, budgets),
+        question=question(judged),
         budgets=budgets,
         alone=len(models) == 1,
         outlooks=[(labels[t.spec], said) for t in results.tasks for said in outlook(results, t)],
-        conclusions=conclusions(results),
+        conclusions=conclusions(judged),
         how_judged=_how_judged(results) if said in ("", ONE_RATE) and len(models) > 1 else "",
         look=drawn_models(results),
         legend=legend(results),
-        main_tables=main_table(results).split(widest),
+        main_tables=main_table(judged).split(widest),
         several_sizes=len(size_groups(results)) > 1,
         links={labels[task.spec]: task_name(results, task) for task in results.tasks},
         not_solved=NOT_SOLVED.text,
         off=f"more than {TOLERANCE:.0%} off the intended number of parameters",
         trade_offs=found.trade_offs,
-        tasks=[_task(results, t, found.tasks[task_name(results, t)]) for t in results.tasks],
+        tasks=[_task(judged, t, found.tasks[task_name(results, t)]) for t in results.tasks],
         keyword_charts=found.keywords,
         cost_charts=found.costs,
         machines=_machines(results),
@@ -174,8 +188,19 @@ def legend(results: Results) -> list[Key]:
     return list(keys.values())
 
 
-def _task(results: Results, task: TaskRecord, charts: list[Chart]) -> dict[str, Any]:
+def _pairs(judged: Answers) -> list[tuple[str, list[PairRow]]]:
+    """The pairs of each decision, and how many of them are told apart."""
+    found = []
+    for answer in judged.decided():
+        if rows := pair_rows(answer):
+            told = f"{len(answer.verdict.better)} of {count(len(rows), 'pair')} told apart"
+            found.append((f"{answer.label} at {answer.length:,}: {told}", rows))
+    return found
+
+
+def _task(judged: Answers, task: TaskRecord, charts: list[Chart]) -> dict[str, Any]:
     """The values for the template of a task's section."""
+    results = judged.results
     solved = "" if task.solved_at is None else f", solved from {task.solved_at:g}"
     scored = f"Scored by {words(task.metric)}{solved}."
     models = [model for model in results.models if runs_of(results, model, task)]
@@ -189,7 +214,8 @@ def _task(results: Results, task: TaskRecord, charts: list[Chart]) -> dict[str, 
         "models": models,
         "charts": charts,
         "run_table": run_table(results, task),
-        "length_table": length_table(results, task),
+        "length_table": length_table(judged, task),
         "training_table": training_table(results, task),
+        "shared_settings": shared_settings(results, task),
         "samples": [run for run in runs if run.sample is not None],
     }

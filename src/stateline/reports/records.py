@@ -6,11 +6,11 @@ generalise, so it is not scored at any other length.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from stateline.charts.style import Model, styled
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
-from stateline.runs.verdict import Kind, Verdict, judge
+from stateline.runs.verdict import Kind
 
 
 def task_label(results: Results, task: TaskRecord) -> str:
@@ -67,13 +67,6 @@ def scores_of(
     return {m: [score(run, task, length) for run in own] for m, own in runs.items() if own}
 
 
-def judged(
-    results: Results, task: TaskRecord, length: int, scores: Mapping[str, list[float]]
-) -> Verdict:
-    """Which models are clearly better than others at a length."""
-    return judge(scores, kind_of(task, length), looks=looks(results))
-
-
 def solved_runs(runs: Sequence[RunRecord], task: TaskRecord) -> list[RunRecord]:
     """The runs that may be scored beyond the training length.
 
@@ -86,10 +79,9 @@ def solved_runs(runs: Sequence[RunRecord], task: TaskRecord) -> list[RunRecord]:
     return solved if 2 * len(solved) >= len(runs) else []
 
 
-def kind_of(task: TaskRecord, length: int) -> Kind:
-    """The kind of a task's scores at a length; only the training length has a goal."""
-    goal = task.solved_at if length == task.train_length else None
-    return Kind(task.higher_is_better, task.problems, goal)
+def kind_of(task: TaskRecord) -> Kind:
+    """The kind of a task's scores; a seed solves a length with the score that solves the task."""
+    return Kind(task.higher_is_better, task.problems, task.solved_at)
 
 
 def looks(results: Results) -> int:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from itertools import combinations
 
-from stateline.reports.format import count, listing, short_number, words
+from stateline.reports.format import count, listing, short_number
 from stateline.reports.records import families, runs_of, task_label
 from stateline.runs.protocol_records import TOLERANCE, matched_in
 from stateline.runs.results import Results, RunRecord, TaskRecord
@@ -177,16 +177,17 @@ def unfinished(results: Results) -> str:
     )
 
 
+def spent(results: Results) -> str:
+    """The time that training took, with trials; empty before the first run."""
+    if not results.runs:
+        return ""
+    trials = sum(trial.seconds for trial in results.trials) / 60
+    whole = sum(run.seconds for run in results.runs) / 60 + trials
+    tried = f", {short_number(trials)} of them in trials" if results.trials else ""
+    return f"Training took {short_number(whole)} minutes, added over all runs{tried}."
+
+
 def baselines(task: TaskRecord) -> str:
     """Scores of programs that need no training; empty if there are none."""
     scores = [f"{name} reaches {value:.3f}" for name, value in task.baselines.items()]
     return f"For comparison, {listing(scores)}." if scores else ""
-
-
-def goal(task: TaskRecord) -> str:
-    """The score at which a task counts as solved, in words."""
-    bound = "least" if task.higher_is_better else "most"
-    return (
-        f"{words(task.metric)} of at {bound} {task.solved_at:g} at the training length, "
-        f"{task.train_length}"
-    )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from stateline.reports.answers import Answers
 from stateline.reports.costs import STATE, common_lengths, cost_lengths, costs, speed
 from stateline.reports.format import words
 from stateline.reports.records import runs_of, score, task_label
@@ -66,18 +67,19 @@ class Table(NamedTuple):
         ]
 
 
-def main_table(results: Results) -> Table:
+def main_table(found: Answers) -> Table:
     """The comparison at a glance: parameters, each task at two lengths, and the costs.
 
     Tasks are shown at their training length and at their longest length; costs at the longest
     length. The state is shown at its shortest length too, to tell whether it grows, and with the
     number of letters that could be copied from it.
     """
+    results = found.results
     columns = [Column("parameters", parameter_cells(results.models, results.runs))]
     for task in results.tasks:
         longest = max(task.eval_lengths)
         columns += [
-            _score_column(results, task, length)
+            _score_column(found, task, length)
             for length in dict.fromkeys([task.train_length, longest])
         ]
         if task.solved_at is not None:
@@ -93,10 +95,10 @@ def main_table(results: Results) -> Table:
     return Table(results.models, columns)
 
 
-def length_table(results: Results, task: TaskRecord) -> Table:
+def length_table(found: Answers, task: TaskRecord) -> Table:
     """One task at every length."""
-    columns = [_score_column(results, task, length) for length in task.eval_lengths]
-    return Table(results.models, [column._replace(group="") for column in columns])
+    columns = [_score_column(found, task, length) for length in task.eval_lengths]
+    return Table(found.results.models, [column._replace(group="") for column in columns])
 
 
 def run_table(results: Results, task: TaskRecord) -> Table:
@@ -125,11 +127,21 @@ def run_table(results: Results, task: TaskRecord) -> Table:
 
 
 def training_table(results: Results, task: TaskRecord) -> Table:
-    """Every training setting of the models on one task; no columns if none is known."""
+    """The training settings in which runs on one task differ; no columns if there are none."""
     runs = [runs_of(results, model, task) for model in results.models]
     names = dict.fromkeys(name for group in runs for run in group for name in run.training)
     columns = [Column(name, [setting_cell(group, name) for group in runs]) for name in names]
-    return Table(results.models, columns)
+    differing = [c for c in columns if len({cell.text for cell in c.cells if cell != MISSING}) > 1]
+    return Table(results.models, [c for c in differing if c.heading != "seed"])
+
+
+def shared_settings(results: Results, task: TaskRecord) -> dict[str, str]:
+    """The training settings that all runs on one task have in common."""
+    runs = [run for run in results.runs if run.task == task.spec]
+    names = dict.fromkeys(name for run in runs for name in run.training)
+    cells = {name: setting_cell(runs, name) for name in names if name != "seed"}
+    differing = {column.heading for column in training_table(results, task).columns}
+    return {name: cell.text for name, cell in cells.items() if name not in differing}
 
 
 def cost_table(results: Results) -> Table:
@@ -195,10 +207,10 @@ def _filled(column: Column) -> list[Column]:
     return [column] if any(cell != MISSING for cell in column.cells) else []
 
 
-def _score_column(results: Results, task: TaskRecord, length: int) -> Column:
+def _score_column(found: Answers, task: TaskRecord, length: int) -> Column:
     trained = " (trained)" if length == task.train_length else ""
     heading = f"at\N{NO-BREAK SPACE}{length}{trained}"
-    return Column(heading, score_cells(results, task, length), task_label(results, task))
+    return Column(heading, score_cells(found, task, length), task_label(found.results, task))
 
 
 def _steps_column(results: Results, task: TaskRecord) -> Column:

@@ -11,20 +11,16 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from stateline.reports.conclusions import ranked
+from stateline.reports.answers import Answers
 from stateline.reports.costs import Cost, Measured, best_costs
 from stateline.reports.format import DASH, short_number
 from stateline.reports.records import (
-    judged,
     measured,
     middle,
     runs_of,
-    score,
-    scored_runs,
     solved_runs,
     steps_to_solve,
 )
-from stateline.reports.sentences import size_groups
 from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
 
@@ -58,26 +54,23 @@ DIVERGED = Cell("diverged")
 ANY = Cell("any", value=math.inf)
 
 
-def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:
+def score_cells(found: Answers, task: TaskRecord, length: int) -> list[Cell]:
     """The score of each model on a task at one length.
 
     Models that are not clearly worse than the best of their size are marked, if any is.
     """
-    cells: dict[str, Cell] = {}
-    scores: dict[str, list[float]] = {}
-    for model in results.models:
-        runs, scored = runs_of(results, model, task), scored_runs(results, model, task, length)
-        values = [score(run, task, length) for run in scored]
-        solved = [run for run in runs if steps_to_solve(run, task) is not None]
-        cells[model] = _score_cell(values, len(solved), len(runs))
-        scores |= {model: values} if values else {}
-    best: list[str] = []
-    for group in size_groups(results).values():
-        own = {model: scores[model] for model in group if model in scores}
-        found = judged(results, task, length, own)
-        same, worse = ranked(found) if found.order else ([], [])
-        best += same if worse else []
-    return [cell._replace(best=model in best) for model, cell in cells.items()]
+    results, own = found.results, found.of(task, length)
+    scores = {model: values for answer in own for model, values in answer.scores.items()}
+    marked = {model for answer in own for model in answer.marked}
+    return [
+        _score_cell(
+            scores.get(model, []),
+            sum(steps_to_solve(run, task) is not None for run in runs),
+            len(runs),
+        )._replace(best=model in marked)
+        for model in results.models
+        for runs in [runs_of(results, model, task)]
+    ]
 
 
 def steps_cells(results: Results, task: TaskRecord) -> list[Cell]:
@@ -120,7 +113,7 @@ def cost_cells(results: Results, cost: Cost, length: int) -> list[Cell]:
     """A cost of each model at one length, if it was measured."""
     known = {entry.model: cost.values(entry).get(length) for entry in results.speed}
     found = {model: value for model, value in known.items() if value is not None}
-    best = best_costs(results, found, cost)
+    best = best_costs(found, cost)
     return [_cost_cell(found.get(m), cost, best=m in best) for m in results.models]
 
 

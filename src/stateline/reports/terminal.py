@@ -8,12 +8,15 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from stateline.reports.conclusions import conclusions
+from stateline.reports.answers import Answers, answers
+from stateline.reports.budgets import Budget
+from stateline.reports.conclusions import PairRow, conclusions, pair_rows
 from stateline.reports.costs import disturbance
-from stateline.reports.decision import CHOSEN, HEADINGS, Budget, decisions, outlook, question
+from stateline.reports.decision import CHOSEN, HEADINGS, decisions, question, solvers
 from stateline.reports.format import DASH, fold, words
+from stateline.reports.outlook import outlook
 from stateline.reports.records import task_label
-from stateline.reports.sentences import baselines, caution, headline, unfinished
+from stateline.reports.sentences import baselines, caution, headline, spent, unfinished
 from stateline.reports.summary import Column, Table, main_table
 from stateline.reports.table_cells import NOT_SOLVED, Cell
 from stateline.runs.protocol_records import TOLERANCE
@@ -21,6 +24,10 @@ from stateline.runs.results import Results, TaskRecord
 
 NARROWEST = 10
 """Least width of a model's column; longer cells are wrapped at a space or a dash."""
+
+
+MOST_PAIRS = 15
+"""Largest number of pairs that are printed; the page has all."""
 
 
 def print_results(results: Results, console: Console, budgets: Sequence[Budget] = ()) -> None:
@@ -34,34 +41,52 @@ def print_results(results: Results, console: Console, budgets: Sequence[Budget] 
         console: Where to print.
         budgets: Limits on the costs of models; the decision is among models within the limits.
     """
-    table = main_table(results)
+    found = answers(results, budgets)
+    table = main_table(found)
     console.print(Text(headline(results), style="bold"))
     warnings = (unfinished(results), caution(results), disturbance(results))
     for warning in filter(None, warnings):
         console.print(Text(warning, style="yellow"))
-    _print_decisions(results, console, budgets)
+    _print_decisions(found, console)
     label_width = max(len(label) for column in table.columns for label in _labels(column))
     for piece in _pieces(table, (console.width - label_width) // (NARROWEST + 1)):
         console.print(_draw(piece, (console.width - label_width) // len(piece.models) - 1))
     if legend := _legend(table):
         console.print(Text(legend, style="dim"))
     about = {task_label(results, task): _about(task) for task in results.tasks}
-    said = {label: list[str]() for label in about} | dict(conclusions(results))
+    said = {label: list[str]() for label in about} | dict(conclusions(found))
     for label, sentences in said.items():
         console.print(Text.assemble((f"\n{label}", "bold"), about.get(label, "")))
         for sentence in sentences:
             console.print(Text(f"- {sentence}"))
+    _print_pairs(found, console)
 
 
-def _print_decisions(results: Results, console: Console, budgets: Sequence[Budget]) -> None:
-    """Print which model to take for each task: a row per length, its answer first."""
+def _print_pairs(found: Answers, console: Console) -> None:
+    """Print every pair of the decided lengths, unless there are too many to read."""
+    for answer in found.decided():
+        if not 0 < len(answer.verdict.pairs) <= MOST_PAIRS:
+            continue
+        drawn = RichTable(box=None, padding=(0, 2, 0, 2), pad_edge=False, show_edge=False)
+        for heading in PairRow._fields:
+            drawn.add_column(heading, overflow="fold", style="" if heading == "pair" else "dim")
+        for row in pair_rows(answer):
+            drawn.add_row(*map(Text, row))
+        console.print(Text(f"\nPairs: {answer.label} at {answer.length:,}", style="bold"))
+        console.print(drawn)
+
+
+def _print_decisions(found: Answers, console: Console) -> None:
+    """Print who solved each task, and which model to take: a row per length, its answer first."""
+    results = found.results
+    solved = {own.label: solvers(own) for own in found.every if not own.beyond}
     drawn = RichTable(box=None, show_header=False, padding=(0, 1, 0, 2), pad_edge=False)
     drawn.add_column()
     drawn.add_column(overflow="fold")
     above = ""
-    for decision in decisions(results, budgets):
+    for decision in decisions(found):
         if decision.task != above:
-            drawn.add_row(Text(decision.task, style="bold"))
+            drawn.add_row(Text(decision.task, style="bold"), Text(solved.get(decision.task, "")))
         above = decision.task
         answer = Text(decision.best or DASH, style="bold")
         told = f": {decision.score}, {decision.costs}" if decision.best else ""
@@ -70,13 +95,15 @@ def _print_decisions(results: Results, console: Console, budgets: Sequence[Budge
         after = f"\n{HEADINGS[-1]}: {decision.following}" if decision.following else ""
         drawn.add_row(f"at {decision.length}", answer.append(after, style="not bold"))
     if drawn.row_count:
-        console.print(Text(f"\n{question(results, budgets)}", style="bold"))
+        console.print(Text(f"\n{question(found)}", style="bold"))
         console.print(drawn)
     for task in results.tasks:
         for sentence in outlook(results, task):
             console.print(Text(f"- {task_label(results, task)}: {sentence}"))
     if drawn.row_count and len(results.models) > 1:
         console.print(Text(CHOSEN, style="dim"))
+    if said := spent(results):
+        console.print(Text(said, style="dim"))
     console.print()
 
 

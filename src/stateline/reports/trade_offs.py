@@ -2,9 +2,10 @@
 
 from stateline.charts.chart import Chart
 from stateline.charts.scatter import Spot, front, trade_off_chart
+from stateline.reports.answers import decided_lengths
 from stateline.reports.axes import cost_axis, score_axis
-from stateline.reports.costs import FLOPS, STATE, Cost, common_lengths, disturbance, speed
-from stateline.reports.decision import cost_at, decided_lengths
+from stateline.reports.budgets import cost_at, length_at
+from stateline.reports.costs import FLOPS, STATE, Cost, speed
 from stateline.reports.format import listing, words
 from stateline.reports.records import drawn_models, middle, runs_of, scores_of, task_label
 from stateline.runs.folder import slug
@@ -36,11 +37,10 @@ def trade_off_charts(results: Results, task: TaskRecord, name: str) -> list[Char
 
 def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart | None:
     """A chart of at least two models; ``None`` if there are fewer."""
-    lengths = common_lengths(results, cost)
-    if not lengths:
-        return None
     *_, scored = decided_lengths(results, task, results.models) or [task.train_length]
-    length = next((n for n in lengths if n >= scored), lengths[-1])
+    length = length_at(results, cost, scored)
+    if length is None:
+        return None
     spots = _spots(results, task, cost, length, scored)
     if len(spots) < 2:
         return None
@@ -48,9 +48,7 @@ def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart |
     metric = words(task.metric)
     named = listing([f"“{spot.model.name}”" for spot in best])
     bars = any(spot.low < spot.high or spot.costs[1] < spot.costs[2] for spot in spots)
-    notes = [FRONT, *([BARS] if bars else []), f"The front: {named}."]
-    if cost.higher_is_better and (disturbed := disturbance(results)):
-        notes.append(disturbed)
+    notes = [FRONT, *([BARS] if bars else []), f"On the front: {named}."]
     left_out = [m for m in results.models if m not in {spot.model.name for spot in spots}]
     if missing := [m for m in left_out if runs_of(results, m, task)]:
         notes.append(f"Without a score or a cost: {listing([f'“{m}”' for m in missing])}.")
