@@ -12,18 +12,25 @@ from stateline.data import load_tokenizer
 from stateline.errors import InputError
 from stateline.files import sha256
 from stateline.generate.runs import find_model, load_any_run, own_tokenizer, read_model_config
+from stateline.layers import SequenceLayer
 from stateline.layers.compose import ParallelResidual, inside
 from stateline.layers.mixers.channel_mixing import ChannelMixing
 from stateline.layers.mixers.feed_forward import Positionwise
-from stateline.layers.mixers.lightning_attention import LightningAttention
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model, meta_model
+from stateline.models.language_model import LanguageModel
+from stateline.models.starts import alike, fit_outputs, take_heads
+from stateline.tasks import Task
 
 FREE: tuple[str, ...] = ("embedding_dropout", "residual_dropout", "init")
 """Settings that may differ from the initial model's: they do not change the function."""
 
 OF_OUTPUTS = ("tie_embeddings", "head_bias", "logits_divisor", "logits_soft_cap")
 """Settings of the outputs of a language model, without effect in other kinds."""
+
+
+MOST = 64
+"""Most training batches that are read to fit the outputs of new layers."""
 
 
 def settings_of(config: ModelConfig) -> dict[str, Any]:
@@ -119,24 +126,27 @@ def check_tokenizer(task: Any, folder: str) -> None:
 def new_tensors(config: ModelConfig, source: ModelConfig) -> list[str]:
     """Names of the weights that a model of ``source`` lacks or has in another shape.
 
-    Layers correspond by their place. One that replaces another kind has its norm, and what has the
-    same name and shape, such as the queries, keys, values and outputs of attention in H3.
+    Layers correspond by their place. A layer that replaces another kind is new, but for its norm.
 
     A head of another kind or with another pooling computes something else, so it is new.
     """
     model, start = meta_model(config), meta_model(source)
-    wanted, mixed = model.state_dict(), _by_head(model) ^ _by_head(start)
-    weights = {n: t for n, t in start.state_dict().items() if n not in mixed}
-    shapes = {n: t.shape for n, t in _offered(weights, wanted).items()}
+    wanted, unlike = model.state_dict(), _unlike(model, start)
+    shapes = {n: t.shape for n, t in _offered(start.state_dict(), wanted).items()}
     if any(getattr(source, n, None) != getattr(config, n, None) for n in ("kind", "pooling")):
-        shapes = {n: shape for n, shape in shapes.items() if not n.startswith("head.")}
-    return [n for n, t in wanted.items() if shapes.get(n) != t.shape or n in mixed]
+        unlike += ("head.",)
+    return [n for n, t in wanted.items() if shapes.get(n) != t.shape or n.startswith(unlike)]
 
 
-def _by_head(model: AnyModel) -> set[str]:
-    """Names of the weights that hold queries, keys and values head by head, not one by one."""
-    modules = model.named_modules()
-    return {f"{name}.qkv.weight" for name, m in modules if isinstance(m, LightningAttention)}
+def _unlike(model: AnyModel, start: AnyModel) -> tuple[str, ...]:
+    """Beginnings of the names of weights in layers that replace another kind."""
+    others = dict(start.named_modules())
+    return tuple(
+        f"{name}."
+        for name, layer in model.named_modules()
+        if name in others and isinstance(layer, SequenceLayer) and layer is not model
+        if not alike(layer, others[name])
+    )
 
 
 def _offered(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -177,20 +187,33 @@ def told_start(config: ModelConfig, folder: str) -> str:
     return f"starting from the weights in {folder}; new weights: {new}"
 
 
-def start_from(config: ModelConfig, folder: str) -> AnyModel:
+def start_from(
+    config: ModelConfig,
+    folder: str,
+    task: Task | None = None,
+    device: torch.device | str = "cpu",
+) -> AnyModel:
     """A model in float32 with the weights of the model in a folder, and new ones where none fits.
+
+    New layers of a language model begin with the outputs of those that they replace, as far as
+    their last maps can: see :func:`~stateline.models.starts.fit_outputs`.
 
     Args:
         config: The model, from :func:`as_in_folder`.
         folder: A model of any kind, ours or published.
+        task: Its first training batches are read to fit the outputs; without it, none are.
+        device: Device of the model.
 
     Raises:
         InputError: If its files are missing or damaged.
     """
-    source = load_any_run(folder, dtype=torch.float32)
+    source = load_any_run(folder, dtype=torch.float32, device=device)
     if source.config == config:
         return source
-    model, new = make_model(config), new_tensors(config, source.config)
+    model, new = make_model(config).to(device), new_tensors(config, source.config)
     weights = _offered(source.state_dict(), model.state_dict())
     model.load_state_dict({n: weights[n] for n in model.state_dict() if n not in new}, strict=False)
+    if task is not None and isinstance(model, LanguageModel) and isinstance(source, LanguageModel):
+        take_heads(model.eval(), source)
+        fit_outputs(model, source, (task.train_batch(index).tokens for index in range(MOST)))
     return model

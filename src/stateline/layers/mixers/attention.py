@@ -17,7 +17,14 @@ from stateline.layers.documents import Documents
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear, scaled_linear
-from stateline.layers.mixers.heads import HeadSettings, RotatesHeads, appended, joined, scaled
+from stateline.layers.mixers.heads import (
+    HeadMaps,
+    HeadSettings,
+    RotatesHeads,
+    appended,
+    joined,
+    scaled,
+)
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import (
     AttentionCache,
@@ -170,6 +177,14 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
         """Keys and values of given vectors."""
         _, k, v, _ = self._project(x, positions)
         return Context(k, v)
+
+    def head_maps(self) -> HeadMaps:
+        """The maps to queries, keys and values; heads that share keys have them each."""
+        maps = self.qkv.weight.detach().unflatten(0, (-1, self.d_head))
+        q, k, v = maps.split([len(maps) - 2 * self.n_kv_heads, *[self.n_kv_heads] * 2])
+        q = q[:: 1 + self.settings.gated]
+        shared = self.n_heads // self.n_kv_heads
+        return HeadMaps(q, *(t.repeat_interleave(shared, dim=0) for t in (k, v)))
 
     past_visible = math.inf
 

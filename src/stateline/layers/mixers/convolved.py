@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, records
 from stateline.layers.documents import Documents, mask_of
+from stateline.layers.mixers.heads import HeadMaps, TakesHeads
 from stateline.layers.mixers.short_conv import ShortConv
 
 
@@ -69,3 +71,31 @@ class ConvolvedRecurrence(SequenceLayer[Any]):
         mixed, *others = self.project(x)
         inputs, needed = self.signals(self.conv.step_(mixed, state.conv), *others)
         return self.read(self.ops[2](*inputs, state[1]), *needed)
+
+
+class ConvolvedHeads(ConvolvedRecurrence, TakesHeads):
+    """A recurrence whose first map gives queries, keys and values, in this order, of heads.
+
+    Abstract, as :class:`ConvolvedRecurrence`.
+
+    Attributes:
+        in_proj: The first map.
+    """
+
+    in_proj: nn.Linear
+
+    @property
+    @abstractmethod
+    def head_shape(self) -> Sequence[tuple[int, int]]:
+        """Number and width of heads, for queries, keys and values."""
+
+    @torch.no_grad()
+    def take(self, maps: HeadMaps) -> bool:
+        """The first rows of ``in_proj``; the convolution hands them on."""
+        if [tuple(each.shape[:2]) for each in maps] != [*self.head_shape]:
+            return False
+        rows = torch.cat([each.flatten(0, 1) for each in maps])
+        self.in_proj.weight[: len(rows)] = rows
+        self.conv.kernel[: len(rows)] = 0
+        self.conv.kernel[: len(rows), 0] = 1
+        return True

@@ -12,7 +12,7 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.derived import derived
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.convolved import ConvolvedRecurrence
+from stateline.layers.mixers.convolved import ConvolvedHeads
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
@@ -36,7 +36,7 @@ class GatedDeltaNetState(NamedTuple):
     s: Float[Tensor, "batch head d_key d_value"]
 
 
-class GatedDeltaNet(ConvolvedRecurrence):
+class GatedDeltaNet(ConvolvedHeads):
     r"""Multi-head linear attention by the gated delta rule.
 
     .. math::
@@ -125,6 +125,12 @@ class GatedDeltaNet(ConvolvedRecurrence):
             self.a_log = nn.Parameter((16 * (1 - torch.rand(n_heads))).log())
         self.norm = nn.RMSNorm(self.d_value, eps=norm_eps)
         self.out_proj = Linear(self.d_values, d_model, bias=False)
+
+    @property
+    def head_shape(self) -> Sequence[tuple[int, int]]:
+        """Heads of queries, of the keys and of the values of all products."""
+        n, keys = self.n_products, (self.n_key_heads, self.d_key)
+        return keys, (n * keys[0], keys[1]), (n * self.n_heads, self.d_value)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> GatedDeltaNetState:  # noqa: ARG002
         """Zero state."""

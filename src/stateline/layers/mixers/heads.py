@@ -1,5 +1,6 @@
 """Shared parts of attention layers: heads, biases of projections, rotary positions."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -75,6 +76,30 @@ class Rotary(NamedTuple):
     dims: int
     base: float
     scaling: RopeScaling | None
+
+
+class HeadMaps(NamedTuple):
+    """The maps from the input to queries, keys and values of every head."""
+
+    q: Float[Tensor, "head d_head d_model"]
+    k: Float[Tensor, "head d_head d_model"]
+    v: Float[Tensor, "head d_head d_model"]
+
+
+class TakesHeads(ABC):
+    """A recurrence that begins better with the queries, keys and values of attention.
+
+    Keys that are scaled to unit length are what makes that true: without it, sums and products of
+    a trained model's keys and values are too large.
+    """
+
+    @abstractmethod
+    def take(self, maps: HeadMaps) -> bool:
+        """Begin with the maps of as many heads of the same width; otherwise change nothing.
+
+        Returns:
+            Whether they were taken.
+        """
 
 
 class RotatesHeads(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stateline.layers.base import zeros
 from stateline.layers.derived import derived
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.convolved import ConvolvedRecurrence
+from stateline.layers.mixers.convolved import ConvolvedHeads
 from stateline.layers.mixers.gated_delta_net import GatedDeltaNetState
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
@@ -22,7 +22,7 @@ from stateline.ops.delta_rule import CHUNK
 from stateline.settings import NotNegative, at_least
 
 
-class KimiDeltaAttention(ConvolvedRecurrence):
+class KimiDeltaAttention(ConvolvedHeads):
     r"""Multi-head linear attention by the delta rule with a decay per entry of the keys (KDA).
 
     .. math::
@@ -78,6 +78,11 @@ class KimiDeltaAttention(ConvolvedRecurrence):
         self.a_log = nn.Parameter(torch.empty(n_heads).uniform_(1, 16).log())
         self.norm = nn.RMSNorm(self.d_head, eps=norm_eps)
         self.out_proj = Linear(inner, d_model, bias=False)
+
+    @property
+    def head_shape(self) -> Sequence[tuple[int, int]]:
+        """The same for all three."""
+        return [(self.n_heads, self.d_head)] * 3
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> GatedDeltaNetState:  # noqa: ARG002
         """Zero state."""

@@ -14,7 +14,7 @@ from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.channel_mixing import shifted
-from stateline.layers.mixers.heads import check_normalised, head_sizes
+from stateline.layers.mixers.heads import HeadMaps, TakesHeads, check_normalised, head_sizes
 from stateline.layers.stored_state import widened
 from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
@@ -39,7 +39,7 @@ class RWKV7State(NamedTuple):
     s: Float[Tensor, "batch head d_head d_head"]
 
 
-class RWKV7(SequenceLayer[RWKV7State]):
+class RWKV7(SequenceLayer[RWKV7State], TakesHeads):
     r"""Time mixing of RWKV-7 (Goose).
 
     .. math::
@@ -140,6 +140,16 @@ class RWKV7(SequenceLayer[RWKV7State]):
             y, _ = self._advance(x, state.x, state.s, _in_place, values)
         state.x.copy_(x)
         return y
+
+    @torch.no_grad()
+    def take(self, maps: HeadMaps) -> bool:
+        """The maps to r, k and v."""
+        shape = (self.n_heads, self.d_head, self.d_model)
+        if any(each.shape != shape for each in maps):
+            return False
+        for own, each in zip((self.r_proj, self.k_proj, self.v_proj), maps, strict=True):
+            own.weight.copy_(each.flatten(0, 1))
+        return True
 
     def flops_per_token(self, length: int) -> float:
         """Linear maps, products with the state, and the system of a chunk."""

@@ -1,0 +1,141 @@
+"""Layers that replace others in a trained model begin with the outputs of those."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stateline.layers import RWKV7, Attention, GatedDeltaNet, KimiDeltaAttention
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.models.starts import RIDGE, fit_outputs, replaced, take_heads
+
+CONFIG = ModelConfig(
+    "attention(position=rope)*2", vocab_size=11, d_model=16, layers={"attention": {"n_heads": 4}}
+)
+TOKENS = torch.randint(11, (6, 40), generator=torch.Generator().manual_seed(0))
+
+
+def pair(pattern: str, **settings: str) -> tuple[LanguageModel, LanguageModel]:
+    """A student and its teacher, which differ in their second mixers alone."""
+    torch.manual_seed(0)
+    config = replace(CONFIG, **settings)
+    teacher = LanguageModel(config).double().eval()
+    with torch.no_grad():
+        for weight in teacher.parameters():
+            weight.add_(torch.randn_like(weight) / 5)
+    pattern = f"attention(position=rope) {pattern}"
+    student = LanguageModel(replace(config, pattern=pattern)).double().eval()
+    weights = teacher.state_dict()
+    kept = {n: t for n, t in weights.items() if n in student.state_dict()}
+    new = {"qkv.weight", "qkv.bias", "out_proj.weight", "out_proj.bias"}
+    kept = {n: t for n, t in kept.items() if not ("s.2." in n or ("es.1." in n and n[-10:] in new))}
+    student.load_state_dict(kept, strict=False)
+    return student, teacher
+
+
+def distance(student: LanguageModel, teacher: LanguageModel) -> float:
+    with torch.no_grad():
+        return F.mse_loss(student(TOKENS), teacher(TOKENS)).item()
+
+
+KINDS = ["h3", "linear_attention", "mamba2 feed_forward", "gated_delta_net(n_heads=4, expand_v=1)"]
+KINDS += ["parallel(attention(n_heads=2, d_head=4, position=rope), rwkv7)"]
+
+
+@pytest.mark.parametrize("block", ["sequential", "parallel"])
+@pytest.mark.parametrize("pattern", KINDS)
+def test_a_fitted_layer_begins_better_than_a_new_one_and_than_none(
+    pattern: str, block: str
+) -> None:
+    if block == "parallel" and "feed_forward" in pattern:
+        pytest.skip("a parallel block has no feed-forward of its own")
+    student, teacher = pair(pattern, block=block)
+    fresh = distance(student, teacher)
+    layer = list(replaced(student, teacher))[-1][1].layer
+    lasts = [part.out_proj for part in layer.modules() if getattr(part, "out_proj", None)]
+    kept = [last.weight.detach().clone() for last in lasts]
+    for last in lasts:
+        torch.nn.init.zeros_(last.weight)
+    without = distance(student, teacher)
+    with torch.no_grad():
+        for last, weight in zip(lasts, kept, strict=True):
+            last.weight.copy_(weight)
+    fit_outputs(student, teacher, [TOKENS])
+    assert distance(student, teacher) < min(fresh, without)
+
+
+def test_the_fit_is_the_ridge_regression_of_the_old_outputs() -> None:
+    student, teacher = pair(["lstm", "h3"][1])
+    block, old = student.stack.links[2], teacher.stack.links[2]
+    fit_outputs(student, teacher, [TOKENS])
+    features: list[Tensor] = []
+    hook = block.layer.out_proj.register_forward_pre_hook(lambda _, x: features.append(x[0]))
+    with torch.no_grad():
+        x = old.norm(teacher.hidden_states(TOKENS)[2])
+        block.layer(x)
+        y = old.layer(x).flatten(0, 1)
+    hook.remove()
+    f = features[0].flatten(0, 1)
+    gram = f.T @ f
+    size = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    torch.testing.assert_close(
+        block.layer.out_proj.weight, torch.linalg.solve(gram + size, f.T @ y).T
+    )
+
+
+def test_layers_that_stay_are_not_changed() -> None:
+    student, teacher = pair("h3")
+    before = {name: t.clone() for name, t in student.state_dict().items()}
+    fit_outputs(student, teacher, [TOKENS])
+    after = student.state_dict()
+    changed = {name for name in before if not before[name].equal(after[name])}
+    assert changed == {"stack.layers.2.layer.out_proj.weight"}
+
+
+def test_keys_that_heads_share_are_given_to_each() -> None:
+    torch.manual_seed(0)
+    layer = Attention(16, n_heads=4, n_kv_heads=2, gated=True)
+    x = torch.randn(1, 3, 16)
+    q, k, v, _ = layer._project(x)
+    maps = layer.head_maps()
+    found = [torch.einsum("hdm,blm->blhd", each, x) for each in maps]
+    torch.testing.assert_close(found[0], q)
+    for own, shared in zip(found[1:], (k, v), strict=True):
+        torch.testing.assert_close(own, shared.repeat_interleave(2, dim=2))
+
+
+@pytest.mark.parametrize("kind", [GatedDeltaNet, KimiDeltaAttention])
+def test_a_delta_rule_begins_with_queries_keys_and_values(kind: type) -> None:
+    torch.manual_seed(0)
+    attention = Attention(16, n_heads=2)
+    options = {"expand_v": 1} if kind is GatedDeltaNet else {}
+    layer, other = kind(16, n_heads=2, **options), kind(16, n_heads=4, **options)
+    assert layer.take(attention.head_maps())
+    assert not other.take(attention.head_maps())
+    x = torch.randn(1, 5, 16)
+    mixed, *_ = layer.project(x)
+    joint = layer.conv(mixed)
+    torch.testing.assert_close(joint, F.silu(attention.qkv(x)))
+
+
+def test_rwkv7_begins_with_queries_keys_and_values() -> None:
+    maps = Attention(16, n_heads=2).head_maps()
+    layer = RWKV7(16, n_heads=2)
+    assert layer.take(maps)
+    assert not RWKV7(16, n_heads=4).take(maps)
+    for own, each in zip((layer.r_proj, layer.k_proj, layer.v_proj), maps, strict=True):
+        torch.testing.assert_close(own.weight, each.flatten(0, 1))
+
+
+def test_only_layers_that_take_heads_are_given_them() -> None:
+    student, teacher = pair("gated_delta_net(n_heads=4, expand_v=1)")
+    take_heads(student, teacher)
+    layer, old = (model.stack.links[2].layer for model in (student, teacher))
+    torch.testing.assert_close(layer.in_proj.weight[:48], old.qkv.weight)
+    student, teacher = pair("h3")
+    before = student.stack.links[2].layer.qkv.weight.clone()
+    take_heads(student, teacher)
+    torch.testing.assert_close(student.stack.links[2].layer.qkv.weight, before)
