@@ -73,7 +73,7 @@ def construct(
         hint = hints.get(key, object)
         if value is None and not _fits(None, hint) and _fits("none", hint):
             values[key] = "none"
-        _check_type(f"{kind} {name!r}", key, values[key], hint)
+        check_type(f"{kind} {name!r}", key, values[key], hint)
     return build(*given, **values)
 
 
@@ -111,7 +111,7 @@ def checked(constructor: Callable[..., None]) -> Callable[..., None]:
     def published(self: object, *given: Any, **keywords: Any) -> None:
         def value(name: str, given: Any) -> Any:
             plain = _plain(given)
-            _check_type(type(self).__name__, name, plain, hints().get(name, object))
+            check_type(type(self).__name__, name, plain, hints().get(name, object))
             return plain
 
         first = map(value, hints(), given)
@@ -136,7 +136,7 @@ def check_settings(owner: str, settings: object) -> None:
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         if get_origin(hint) is not ClassVar:
             value = _plain(getattr(settings, name))
-            _check_type(owner, name, value, hint)
+            check_type(owner, name, value, hint)
             object.__setattr__(settings, name, value)  # it may be frozen
 
 
@@ -211,7 +211,7 @@ def check_keywords(
     hints = {name: hint for name, hint in known.items() if name not in without}
     for name, value in given.items():
         check_choice(f"setting of {owner}", name, hints)
-        _check_type(owner, name, value, hints[name])
+        check_type(owner, name, value, hints[name])
 
 
 def _plain(value: Any) -> Any:
@@ -221,7 +221,18 @@ def _plain(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def _check_type(owner: str, name: str, value: object, hint: Any) -> None:
+def check_type(owner: str, name: str, value: object, hint: Any) -> None:
+    """Refuse a value that does not fit its annotation, or that 64 bits do not hold.
+
+    Args:
+        owner: Whose setting it is, for messages.
+        name: Its name.
+        value: What was given.
+        hint: The annotation.
+
+    Raises:
+        InputError: If the value has the wrong type or is out of range.
+    """
     if isinstance(value, int) and value not in INT64:
         raise InputError(f"{owner} wants {name} to fit into 64 bits, got a larger number")
     if not _fits(value, hint):

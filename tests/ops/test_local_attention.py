@@ -196,8 +196,8 @@ def test_a_window_costs_memory_in_proportion_to_the_length(backend: str) -> None
 @pytest.mark.parametrize(
     ("window", "wanted"),
     [
-        (LocalWindow(0), "window.size must be at least 1, got 0"),
-        (LocalWindow(3, block_len=4), "from 1 to window.size = 3, got 4"),
+        (LocalWindow(0), "wants window.size to be int of at least 1, got 0"),
+        (LocalWindow(3, block_len=4), "at most window.size = 3, got 4"),
         (LocalWindow(3, bias=torch.zeros(3, 4)), "window.size = 3 distances"),
         (LocalWindow(3, bias=torch.zeros(2, 3)), r"window.bias of shape \(head, window\)"),
         (LocalWindow(3, position_keys=torch.zeros(3, 5)), "with window = 3, d_head = 4"),

@@ -170,7 +170,7 @@ def forget() -> None:
     for module in [m for m in ours if m.endswith(endings)]:
         del sys.modules[module]
     for op in OPS.values():
-        vars(op.candidates).clear()
+        op.forget()
         for backend in (*THEIR, "mamba_ssm"):
             op._modules.pop(backend, None)
 

@@ -122,7 +122,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def backends_anew() -> None:
     for op in OPS.values():
-        vars(op.candidates).clear()
+        op.forget()
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from stateline import ops
 from stateline.errors import InputError
-from stateline.ops import door
+from stateline.ops import declared
 
 SIZES = {
     "batch": (2,), "length": 5, "slot": 7, "channel": 4, "output": 8, "mode": 3, "taps": 4,
@@ -41,38 +41,38 @@ OWN = {
 ABSENT = {"attention_step_": ("start", "first")}
 """Fields of a mask that a function refuses."""
 
-FUNCTIONS = [name for name in ops.__all__ if hasattr(getattr(ops, name), "check")]
+FUNCTIONS = [name for name in ops.__all__ if hasattr(getattr(ops, name), "declared")]
 STEPPERS = [name for name in FUNCTIONS if name.endswith("_stepper")]
 
 
 def valid_inputs(name: str) -> dict[str, Any]:
     """Arguments of a call that fits the declaration of a function."""
-    check = getattr(ops, name).check
+    own = getattr(ops, name).declared
     sizes = SIZES | OWN.get(name.removesuffix("per"), {}) | OWN.get(name, {})
 
     def value(key: str, annotation: Any) -> Any:
-        kind = next((k for k in door.options_of(annotation) if hasattr(k, "_fields")), None)
+        kind = declared.tuple_of(annotation)
         if kind is not None:
-            return kind(*(value(field, part) for field, part in check.fields(kind).items()))
+            return kind(*(value(field, part) for field, part in own.fields(kind).items()))
         if key in ABSENT.get(name, ()):
             return None
-        shape = door.declared(annotation)
+        shape = declared.declared(annotation)
         if shape is None:
             return PLAIN[key]
         return tensor(shape, sizes).abs() if key == "dt" else tensor(shape, sizes)
 
-    parameters = check.signature.parameters.items()
-    return {k: value(k, p.annotation) for k, p in parameters if k != "backend"}
+    parameters = own.signature.parameters.items()
+    return {k: value(k, p.annotation) for k, p in parameters}
 
 
-def tensor(shape: door.Shape, sizes: dict[str, Any]) -> Tensor:
+def tensor(shape: declared.Shape, sizes: dict[str, Any]) -> Tensor:
     axes: list[int] = []
     for axis in shape.text.split():
         size = int(axis) if axis.isdigit() else sizes[axis.lstrip("*#")]
         axes += size if axis.startswith("*") else [size if isinstance(size, int) else size[0]]
-    if shape.dtypes is door.FLOATS:
+    if shape.dtypes is declared.FLOATS:
         return -torch.rand(axes) - 0.1
-    return torch.ones(axes, dtype=torch.int64)
+    return torch.ones(axes, dtype=shape.dtypes[0])
 
 
 def spoilt(x: Tensor, draw: random.Random) -> tuple[str, Any]:

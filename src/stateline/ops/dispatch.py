@@ -1,8 +1,7 @@
 """Which backend runs a call of an op.
 
 Every op has a folder with one module per backend. ``reference`` is the definition: slow and easy to
-verify. Every other backend must match it in outputs and gradients. The public functions of an op
-call :func:`dispatch`.
+verify. Every other backend must match it in outputs and gradients.
 """
 
 import os
@@ -29,28 +28,40 @@ VARIABLE = "STATELINE_BACKEND"
 _OTHERS = ""
 """Key of the backend of all ops that a preference does not name."""
 
-_preference: ContextVar[Mapping[str, str] | None] = ContextVar("preference", default=None)
+Preference = frozenset[tuple[str, str]]
+"""Preferred backend of ops, as pairs."""
+
+preference: ContextVar[Preference | None] = ContextVar("preference", default=None)
+"""The present preference; ``None`` is that of the environment."""
+
 _logged: set[tuple[str, ...]] = set()
 
 
 def dispatch(
-    op: Op, function: str, *inputs: Any, starts: Tensor | None = None, backend: str = "auto"
+    op: Op, function: str, backend: str, *inputs: Any, starts: Tensor | None = None
 ) -> Any:
-    """Run a call on the backend chosen for it.
+    """Run a call on the backend chosen for it, see :func:`choose`.
+
+    ``starts``, where documents begin, is the last argument of backends that read packed rows.
+    """
+    inputs = inputs if starts is None else (*inputs, starts)
+    name = choose(op, function, backend, inputs)
+    return getattr(op.candidates, function)[name].run(*inputs)
+
+
+def choose(op: Op, function: str, backend: str, inputs: tuple[Any, ...]) -> str:
+    """The backend that runs a call.
 
     Args:
         op: The op.
         function: Name of its function, such as ``"diagonal_ssm_step"``.
-        *inputs: Arguments of the call.
-        starts: Where documents begin: the last argument of backends that read packed rows.
         backend: A backend that must run the call, or ``"auto"``: the preferred one
             (:func:`use_backend`, environment) if it can, else the first one that can and gains.
+        inputs: Arguments of the call.
 
     Raises:
         InputError: If the op has no backend of that name, or it cannot run this call.
     """
-    if starts is not None:
-        inputs = (*inputs, starts)
     _prepare(op.name, function)
     candidates = getattr(op.candidates, function)
     if backend == "auto":
@@ -58,7 +69,7 @@ def dispatch(
     else:
         name = _require(op, candidates, backend, function, inputs)
     _log_once(DEBUG, "%s runs on backend %r", function, name)
-    return candidates[name].run(*inputs)
+    return name
 
 
 @contextmanager
@@ -89,12 +100,16 @@ def use_backend(name: str | None = None, /, **ops: str) -> Iterator[None]:
         ...     fft_conv(torch.ones(1, 3, 1), torch.ones(1, 2)).flatten().tolist()
         [1.0, 2.0, 2.0]
     """
-    before = (_preference.get() or _from_environment()) if name is None else {}
-    token = _preference.set(_resolve(name, ops, before))
+    before = (preference.get() or from_environment()) if name is None else frozenset()
+    token = preference.set(_resolve(name, ops, before))
     try:
         yield
     finally:
-        _preference.reset(token)
+        preference.reset(token)
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Classes of tensors that are no instance of a subclass, as sharded parameters are."""
 
 
 def wants_gradient(*inputs: Any) -> bool:
@@ -177,9 +192,7 @@ def _require(
     return backend
 
 
-def _resolve(
-    name: str | None, ops: Mapping[str, str], before: Mapping[str, str]
-) -> Mapping[str, str]:
+def _resolve(name: str | None, ops: Mapping[str, str], before: Preference) -> Preference:
     """Preferred backends by op, whether the op has it or not; read by :func:`preferred`."""
     if name not in (None, "auto") and not any(name in op.backends for op in OPS.values()):
         known = {backend for op in OPS.values() for backend in op.backends} | {"auto"}
@@ -187,11 +200,13 @@ def _resolve(
     for op, own in ops.items():
         check_choice("op", op, OPS)
         check_choice(f"backend of {op}", own, [*OPS[op].backends, "auto"])
-    return {**before, **ops} if name is None else {_OTHERS: name, **ops}
+    others = {} if name is None else {_OTHERS: name}
+    return frozenset({**dict(before), **others, **ops}.items())
 
 
 @cache
-def _from_environment() -> Mapping[str, str]:
+def from_environment() -> Preference:
+    """The preference of the environment."""
     text = os.environ.get(VARIABLE, "")
     words = [word.strip() for word in text.split(",") if word.strip()]
     general = [word for word in words if "=" not in word] or ["auto"]
@@ -199,7 +214,7 @@ def _from_environment() -> Mapping[str, str]:
         raise InputError(f"{VARIABLE} can name only one backend for all ops, got {text!r}")
     pairs = (word.partition("=") for word in words if "=" in word)
     try:
-        return _resolve(general[0], {op.strip(): own.strip() for op, _, own in pairs}, {})
+        return _resolve(general[0], {op.strip(): own.strip() for op, _, own in pairs}, frozenset())
     except InputError as error:
         raise InputError(f"{VARIABLE}={text}: {error}") from None
 
@@ -223,8 +238,8 @@ def _prepare(op: str, function: str) -> None:
 @once_per_trace
 def preferred(op: str) -> str:
     """The backend of an op that is preferred where it can run, or ``"auto"``."""
-    preference = _preference.get() or _from_environment()
-    return preference.get(op, preference[_OTHERS])
+    wanted = dict(preference.get() or from_environment())
+    return wanted.get(op, wanted[_OTHERS])
 
 
 @once_per_trace

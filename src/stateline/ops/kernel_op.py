@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops.dispatch import wants_gradient
-from stateline.ops.door import options_of
+from stateline.ops.declared import options_of
+from stateline.ops.dispatch import PLAIN, wants_gradient
 
-_PLAIN = (Tensor, torch.nn.Parameter)
 _TYPES = {int: "SymInt", float: "float", bool: "bool", str: "str"}
 
 
@@ -215,7 +214,7 @@ def _like(gradient: Any, x: Any) -> Tensor | None:
 
 def is_plain(x: Tensor) -> bool:
     """Whether a tensor is no instance of a subclass, as sharded parameters are."""
-    return type(x) in _PLAIN
+    return type(x) in PLAIN
 
 
 def values_at_hand(x: Tensor) -> bool:

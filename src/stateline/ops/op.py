@@ -41,6 +41,8 @@ class Candidate(NamedTuple):
     """Why it never runs on this machine; "" if it may."""
     most: int
     """Largest number of arguments: one fewer if the function does not take ``starts``."""
+    by_name: bool
+    """Whether it takes ``starts`` by name."""
 
     def reason(self, function: str, *inputs: Any) -> str:
         """Why it cannot run this call; "" if it can."""
@@ -61,9 +63,11 @@ def _function(module: Any, name: str) -> Any:
     return run
 
 
-def _most_arguments(run: Any) -> int:
-    parameters = signature(run).parameters.values()
-    return maxsize if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(parameters)
+def _most_arguments(run: Any) -> tuple[int, bool]:
+    """Largest number of arguments, and whether ``starts`` is one of them."""
+    found = signature(run).parameters
+    several = any(p.kind is p.VAR_POSITIONAL for p in found.values())
+    return maxsize if several else len(found), "starts" in found
 
 
 def _why(error: Exception) -> str:
@@ -145,7 +149,8 @@ class Op:
     Two return "" or the reason: ``available() -> str``, why it cannot run on this machine, and
     ``can_use(function, *inputs) -> str``, why it cannot run this call (device, dtype, shape,
     gradient). The third, ``gains(function, *inputs) -> bool``, says whether it runs the call faster
-    than the backends after it. A new op adds itself to :data:`OPS`.
+    than the backends after it. Their answers are kept for calls of the same signature (see
+    :mod:`stateline.ops.bound`). A new op adds itself to :data:`OPS`.
 
     Args:
         package: The op's folder as a package; it is called like the op and its main function.
@@ -157,6 +162,8 @@ class Op:
     Attributes:
         candidates: For each function that was called, by its name, the backends in order. A
             namespace: ``torch.compile`` would keep a dictionary as it was at the first read.
+        memories: For each function, its kernels by the signatures of calls.
+        own: Names of the backends that are not the package's, whose results are checked.
     """
 
     def __init__(
@@ -166,6 +173,8 @@ class Op:
         self._sources: dict[str, object] = {name: f"{package}.{name}_backend" for name in backends}
         self._sources |= {"torch": f"{package}.pytorch", "reference": f"{package}.reference"}
         self._modules: dict[str, tuple[Any, str]] = {}
+        self.memories: dict[str, dict[Any, Any]] = {}
+        self.own: set[str] = set()
         self.candidates = SimpleNamespace()
         OPS[self.name] = self
 
@@ -178,7 +187,7 @@ class Op:
     def functions(self) -> list[str]:
         """Names of the op's public functions, which a backend may define."""
         named = vars(import_module(self._package)).items()
-        return [n for n, f in named if hasattr(f, "check") and f.__module__ == self._package]
+        return [n for n, f in named if hasattr(f, "declared") and f.__module__ == self._package]
 
     def module(self, backend: str) -> tuple[Any, str]:
         """The module of a backend, imported when first needed, and why it is not available."""
@@ -199,9 +208,9 @@ class Op:
             run = _function(module, function)
             if run is None and not reason:
                 reason = f"it has no {function}"
-            most = 0 if run is None or reason else _most_arguments(run)
+            takes = (0, False) if run is None or reason else _most_arguments(run)
             can_use, gains = (getattr(module, of, None) for of in ("can_use", "gains"))
-            found[name] = Candidate(run, can_use, gains, reason, most)
+            found[name] = Candidate(run, can_use, gains, reason, *takes)
         setattr(self.candidates, function, found)
 
     def reasons(self, function: str, *inputs: Any) -> dict[str, str]:
@@ -230,11 +239,11 @@ class Op:
                     f"the backend {backend!r} of {self.name} needs a function of these names: "
                     f"{', '.join(self.functions())}, got a {type(source).__name__}{told}"
                 )
-        OWN.add((self.name, backend))
+        self.own.add(backend)
         names.insert(names.index(before), backend)
         self._sources[backend] = source
         self._sources = {name: self._sources[name] for name in names}
-        self.candidates = SimpleNamespace()
+        self.forget()
 
     def remove(self, backend: str) -> None:
         """Undo :func:`stateline.register_backend`.
@@ -242,21 +251,23 @@ class Op:
         Raises:
             InputError: If there is no such backend of your own.
         """
-        own = [name for name in self._sources if (self.name, name) in OWN]
-        if backend not in own:
-            added = ", ".join(own) or "none"
+        if backend not in self.own:
+            added = ", ".join(sorted(self.own)) or "none"
             raise InputError(f"{self.name} has no own backend {backend!r}: registered are {added}")
-        OWN.remove((self.name, backend))
+        self.own.remove(backend)
         del self._sources[backend]
         self._modules.pop(backend, None)
+        self.forget()
+
+    def forget(self) -> None:
+        """Look up backends, and choose kernels, anew."""
         self.candidates = SimpleNamespace()
+        for memory in self.memories.values():
+            memory.clear()
 
 
 OPS: dict[str, Op] = {}
 """All ops by name."""
-
-OWN: set[tuple[str, str]] = set()
-"""Op and name of all backends that are not the package's: if there are any, results are checked."""
 
 
 def register_backend(op: str, name: str, module: object, *, before: str = "torch") -> None:

@@ -6,8 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops.dispatch import dispatch
-from stateline.ops.door import door
+from stateline.ops.bound import Backend, bound
+from stateline.ops.declared import Dropout
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.op import Example, Op, Sizes
 
@@ -71,15 +71,15 @@ def heads_and_slots(q: Tensor, k: Tensor) -> str:
     return ""
 
 
-@door(heads_and_slots)
+@bound(OP, heads_and_slots)
 def attention(
     q: Float[Tensor, "batch length head d_head"],
     k: Float[Tensor, "batch slot kv_head d_head"],
     v: Float[Tensor, "batch slot kv_head d_head"],
     mask: AttentionMask = PLAIN,
-    dropout: float = 0.0,
+    dropout: Dropout = 0.0,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Float[Tensor, "batch length head d_head"]:
     r"""Attend to the keys at and before each query.
 
@@ -115,7 +115,7 @@ def attention(
         heads: Jelassi et al., 2024 (Hard-ALiBi); grouped queries: Ainslie et al., "GQA", 2023.
     """
     k, v = k.to(q.dtype), v.to(q.dtype)
-    return dispatch(OP, "attention", q, k, v, mask, dropout, backend=backend)
+    return backend(q, k, v, mask, dropout)
 
 
 def _one_token(q: Tensor, k: Tensor, mask: AttentionMask, frequency: Tensor | None) -> str:
@@ -138,7 +138,7 @@ def check_room(length: Int[Tensor, " batch"], slots: int) -> None:
             )
 
 
-@door(_one_token)
+@bound(OP, _one_token)
 def attention_step_(
     q: Float[Tensor, "batch head d_head"],
     k: Float[Tensor, "batch kv_head d_head"],
@@ -146,9 +146,9 @@ def attention_step_(
     cache: AttentionCache,
     mask: AttentionMask = PLAIN,
     frequency: Float[Tensor, " pair"] | None = None,
-    dropout: float = 0.0,
+    dropout: Dropout = 0.0,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Float[Tensor, "batch head d_head"]:
     """Attention of one more token; its key and value go into the cache, which changes in place.
 
@@ -169,7 +169,6 @@ def attention_step_(
         InputError: If a shape, a dtype or a device does not fit the others, or no slot is free.
     """
     check_room(cache.length, cache.k.shape[1])
-    arguments = q, k, v, cache, mask, frequency, dropout
-    y: Tensor = dispatch(OP, "attention_step_", *arguments, backend=backend)
+    y: Tensor = backend(q, k, v, cache, mask, frequency, dropout)
     cache.length.add_(1)
     return y

@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import checked_step, door, precise_weights, step_of
+from stateline.ops.bound import Backend, bound, checked_step, step_of
+from stateline.ops.declared import precise_weights
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
+from stateline.settings import Count
 
 
 class DiagonalWeights(NamedTuple):
@@ -49,11 +50,6 @@ MOST_MODES = 64
 """Most modes whose tables fit into the memory of a GPU's multiprocessor."""
 
 
-def positive_stride(stride: int) -> str:
-    """An error in the stride, or an empty string."""
-    return "" if stride >= 1 else f"stride must be at least 1, got {stride}"
-
-
 def whole_readouts(u: Tensor, weights: Any) -> str:
     """Why the outputs do not fit the channels, or an empty string."""
     outputs, channels = len(weights.c), u.shape[-1]
@@ -62,15 +58,14 @@ def whole_readouts(u: Tensor, weights: Any) -> str:
     return ""
 
 
-@own_precision
-@door(whole_readouts, precise_weights)
+@bound(OP, whole_readouts, precise_weights, autocast=False)
 def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: DiagonalWeights,
     state: Float[Tensor, "*batch channel mode 2"] | None = None,
     *,
     starts: Bool[Tensor, "*batch length"] | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "*batch length output"], Any]:
     r"""Run a diagonal state space model in every channel.
 
@@ -110,17 +105,16 @@ def diagonal_ssm(
         NeurIPS 2022, section 3; Fu et al., "Hungry Hungry Hippos", ICLR 2023, algorithm 2 (state
         passing).
     """
-    return dispatch(OP, "diagonal_ssm", u, weights, state, starts=starts, backend=backend)
+    return backend(u, weights, state, starts=starts)
 
 
-@own_precision
-@door(whole_readouts, precise_weights, positive_stride)
+@bound(OP, whole_readouts, precise_weights, autocast=False)
 def diagonal_ssm_every(
     u: Float[Tensor, "*batch length channel"],
     weights: DiagonalWeights,
-    stride: int,
+    stride: Count,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Float[Tensor, "*batch taken output"]:
     """Response from the zero state, at every ``stride``-th position only.
 
@@ -134,15 +128,15 @@ def diagonal_ssm_every(
     Returns:
         Outputs at positions ``stride - 1``, ``2 * stride - 1``, ..., in the dtype of ``u``.
     """
-    return dispatch(OP, "diagonal_ssm_every", u, weights, stride, backend=backend)
+    return backend(u, weights, stride)
 
 
 diagonal_ssm_step = step_of(OP, diagonal_ssm)
 
 
-@door()
+@bound(OP)
 def diagonal_ssm_stepper(
-    weights: DiagonalWeights, skip: Float[Tensor, " output"], *, backend: str = "auto"
+    weights: DiagonalWeights, skip: Float[Tensor, " output"], *, backend: Backend = "auto"
 ) -> Stepper:
     """Prepare many steps without gradients, each with a skip connection.
 
@@ -157,5 +151,5 @@ def diagonal_ssm_stepper(
         :func:`diagonal_ssm_step` plus the skip connection, and changes ``state``. It does not
         follow later changes of the weights.
     """
-    step = dispatch(OP, "diagonal_ssm_stepper", weights, skip, backend=backend)
+    step = backend(weights, skip)
     return checked_step(step, diagonal_ssm_step, weights, lambda u, state: (u, weights, state))

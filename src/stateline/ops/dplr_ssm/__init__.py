@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.diagonal_ssm import positive_stride, whole_readouts
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, precise_weights, step_of
+from stateline.ops.bound import Backend, bound, step_of
+from stateline.ops.declared import precise_weights
+from stateline.ops.diagonal_ssm import whole_readouts
 from stateline.ops.op import Example, Op, Sizes
+from stateline.settings import Count
 
 
 class DPLRWeights(NamedTuple):
@@ -46,14 +47,13 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
 OP = Op(__name__, [], example)
 
 
-@own_precision
-@door(whole_readouts, precise_weights)
+@bound(OP, whole_readouts, precise_weights, autocast=False)
 def dplr_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: DPLRWeights,
     state: Float[Tensor, "*batch channel mode 2"] | None = None,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "*batch length output"], Any]:
     r"""Run state space models, diagonal plus low rank, discretised by the bilinear rule.
 
@@ -86,17 +86,16 @@ def dplr_ssm(
     References:
         Gu et al., "Efficiently Modeling Long Sequences with Structured State Spaces", ICLR 2022.
     """
-    return dispatch(OP, "dplr_ssm", u, weights, state, backend=backend)
+    return backend(u, weights, state)
 
 
-@own_precision
-@door(whole_readouts, precise_weights, positive_stride)
+@bound(OP, whole_readouts, precise_weights, autocast=False)
 def dplr_ssm_every(
     u: Float[Tensor, "*batch length channel"],
     weights: DPLRWeights,
-    stride: int,
+    stride: Count,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Float[Tensor, "*batch taken output"]:
     """Response from the zero state, at every ``stride``-th position only.
 
@@ -110,7 +109,7 @@ def dplr_ssm_every(
     Returns:
         Outputs at positions ``stride - 1``, ``2 * stride - 1``, ..., in the dtype of ``u``.
     """
-    return dispatch(OP, "dplr_ssm_every", u, weights, stride, backend=backend)
+    return backend(u, weights, stride)
 
 
 dplr_ssm_step = step_of(OP, dplr_ssm)

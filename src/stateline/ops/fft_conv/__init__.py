@@ -1,14 +1,12 @@
 """Causal long convolution, in O(L log L) by the fast Fourier transform."""
 
 import math
-from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.ops.bound import Backend, bound
 from stateline.ops.convolution import convolve_after, whole_filters
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -26,14 +24,13 @@ def convolution_flops(length: int) -> float:
 OP = Op(__name__, ["triton"], example)
 
 
-@own_precision
-@door(whole_filters)
+@bound(OP, whole_filters, autocast=False)
 def fft_conv(
     u: Float[Tensor, "*batch length channel"],
     kernel: Float[Tensor, "output taps"],
     past: Float[Tensor, "*batch past channel"] | None = None,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Float[Tensor, "*batch length output"]:
     r"""Convolve every channel of ``u`` with one or more causal kernels of its own.
 
@@ -72,4 +69,4 @@ def fft_conv(
     References:
         Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 4.1.
     """
-    return convolve_after(past, u, kernel, partial(dispatch, OP, "fft_conv", backend=backend))
+    return convolve_after(past, u, kernel, backend)

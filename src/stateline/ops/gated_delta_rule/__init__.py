@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, step_in_place, step_of
+from stateline.ops.bound import Backend, bound, step_in_place, step_of
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.starts import FORGET, Starts, at_starts
 from stateline.ops.stepping import zeros_before
@@ -50,14 +49,13 @@ def example(sizes: Sizes) -> Example:
 OP = Op(__name__, ["numba", "fla"], example)
 
 
-@own_precision
-@door()
+@bound(OP, autocast=False)
 def gated_delta_rule(
     x: GatedDeltaSignals,
     state: Float[Tensor, "batch head d_key d_value"] | None = None,
     *,
     starts: Starts | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
     r"""For each token, decay one matrix S per head, and replace the value at the key.
 
@@ -89,7 +87,7 @@ def gated_delta_rule(
     """
     if state is None:
         state = zeros_before(x.v, len(x.v), *x.q.shape[2:], x.v.shape[3])
-    return dispatch(OP, "gated_delta_rule", x, state, starts=starts, backend=backend)
+    return backend(x, state, starts=starts)
 
 
 gated_delta_rule_step = step_of(OP, gated_delta_rule)

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from stateline.ops.bound import Backend, bound, checked_step, step_of
+from stateline.ops.declared import precise_weights
 from stateline.ops.diagonal_ssm import DiagonalWeights, example_weights
-from stateline.ops.dispatch import dispatch
-from stateline.ops.door import checked_step, door, precise_weights, step_of
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
 
@@ -71,7 +71,7 @@ def _heads_fit(q: Tensor, weights: H3Weights, state: H3CoreState | None = None) 
     return ""
 
 
-@door(_heads_fit)
+@bound(OP, _heads_fit)
 def h3_core(
     q: Float[Tensor, "batch length d_model"],
     k: Float[Tensor, "batch length d_model"],
@@ -80,7 +80,7 @@ def h3_core(
     state: H3CoreState | None = None,
     *,
     starts: Bool[Tensor, "batch length"] | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "batch length read"], Any]:
     r"""Filter the keys, gate the values, run a diagonal SSM, and gate by the queries.
 
@@ -118,14 +118,14 @@ def h3_core(
     References:
         Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.2 and algorithm 1.
     """
-    return dispatch(OP, "h3_core", q, k, v, weights, state, starts=starts, backend=backend)
+    return backend(q, k, v, weights, state, starts=starts)
 
 
 h3_core_step = step_of(OP, h3_core)
 
 
-@door()
-def h3_core_stepper(weights: H3Weights, *, backend: str = "auto") -> Stepper:
+@bound(OP)
+def h3_core_stepper(weights: H3Weights, *, backend: Backend = "auto") -> Stepper:
     """Prepare :func:`h3_core_step` for many tokens without gradients.
 
     Values that depend only on the weights are computed here once; the states change in place.
@@ -137,7 +137,7 @@ def h3_core_stepper(weights: H3Weights, *, backend: str = "auto") -> Stepper:
         ``stepper(q, k, v, state)`` returns the output for one token, and changes ``state``. It does
         not follow later changes of the weights.
     """
-    step = dispatch(OP, "h3_core_stepper", weights, backend=backend)
+    step = backend(weights)
     return checked_step(
         step, h3_core_step, weights, lambda q, k, v, state: (q, k, v, weights, state)
     )

@@ -5,8 +5,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, step_in_place, step_of
+from stateline.ops.bound import Backend, bound, step_in_place, step_of
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.starts import FORGET, Starts, at_starts
 from stateline.ops.stepping import zeros_before
@@ -83,14 +82,13 @@ def _groups_divide(x: LinearSignals) -> str:
     return f"the groups of queries and keys must divide the heads, got {groups} and {heads}"
 
 
-@own_precision
-@door(_groups_divide, _decay_fits)
+@bound(OP, _groups_divide, _decay_fits, autocast=False)
 def linear_attention(
     x: LinearSignals,
     state: Float[Tensor, "batch head d_key d_value"] | None = None,
     *,
     starts: Starts | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
     r"""Write values at keys into one matrix S per head, and read them by queries.
 
@@ -121,7 +119,7 @@ def linear_attention(
     """
     if state is None:
         state = zeros_before(x.v, len(x.v), x.v.shape[2], x.q.shape[3], x.v.shape[3])
-    return dispatch(OP, "linear_attention", x, state, starts=starts, backend=backend)
+    return backend(x, state, starts=starts)
 
 
 linear_attention_step = step_of(OP, linear_attention)

@@ -7,9 +7,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.ops.attention import heads_and_slots
-from stateline.ops.dispatch import dispatch
-from stateline.ops.door import door
+from stateline.ops.bound import Backend, bound
+from stateline.ops.declared import Dropout
 from stateline.ops.op import Example, Op, Sizes
+from stateline.settings import Count
 
 
 class LocalWindow(NamedTuple):
@@ -24,11 +25,11 @@ class LocalWindow(NamedTuple):
         phase: Offset of each row's first query in its block; ``None`` means 0.
     """
 
-    size: int
+    size: Count
     first: Int[Tensor, " batch"] | None = None
     bias: Float[Tensor, "head window"] | None = None
     position_keys: Float[Tensor, "window d_head"] | None = None
-    block_len: int | None = None
+    block_len: Count | None = None
     phase: Int[Tensor, " batch"] | None = None
 
 
@@ -44,10 +45,8 @@ OP = Op(__name__, ["flex"], example)
 def _window_fits(window: LocalWindow) -> str:
     """An error in the sizes of a window, or an empty string."""
     size, _, bias, keys, block_len, _ = window
-    if size < 1:
-        return f"window.size must be at least 1, got {size}"
-    if block_len is not None and not 1 <= block_len <= size:
-        return f"window.block_len must be from 1 to window.size = {size}, got {block_len}"
+    if block_len is not None and block_len > size:
+        return f"window.block_len must be at most window.size = {size}, got {block_len}"
     tables = {len(keys)} if keys is not None else set()
     tables |= {bias.shape[1]} if bias is not None else set()
     if tables - {size}:
@@ -55,15 +54,15 @@ def _window_fits(window: LocalWindow) -> str:
     return ""
 
 
-@door(heads_and_slots, _window_fits)
+@bound(OP, heads_and_slots, _window_fits)
 def local_attention(
     q: Float[Tensor, "batch length head d_head"],
     k: Float[Tensor, "batch slot kv_head d_head"],
     v: Float[Tensor, "batch slot kv_head d_head"],
     window: LocalWindow,
-    dropout: float = 0.0,
+    dropout: Dropout = 0.0,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Float[Tensor, "batch length head d_head"]:
     r"""Attend to the slots at and before each query, inside a window.
 
@@ -110,4 +109,4 @@ def local_attention(
     k, v = k.to(q.dtype), v.to(q.dtype)
     if k.shape[2] != q.shape[2]:
         k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
-    return dispatch(OP, "local_attention", q, k, v, window, dropout, backend=backend)
+    return backend(q, k, v, window, dropout)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, mixed
+from stateline.ops.bound import Backend, bound
+from stateline.ops.declared import mixed
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -57,14 +57,13 @@ def _sizes_fit(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> str:
     return kinds and f"needs all tensors of one dtype, got {kinds}"
 
 
-@own_precision
-@door(_sizes_fit)
+@bound(OP, _sizes_fit, autocast=False)
 def lstm(
     x: Float[Tensor, "batch length d_in"],
     weights: LSTMWeights,
     state: LSTMCell,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "batch length d_hidden"], LSTMCell]:
     r"""Run the recurrence over a sequence, or over the next chunk of one.
 
@@ -85,4 +84,4 @@ def lstm(
         Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 1997; forget gate:
         Gers et al., "Learning to Forget", Neural Computation 2000.
     """
-    return dispatch(OP, "lstm", x, weights, state, backend=backend)
+    return backend(x, weights, state)

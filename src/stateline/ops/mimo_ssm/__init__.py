@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, one_precision, step_of
+from stateline.ops.bound import Backend, bound, step_of
+from stateline.ops.declared import one_precision
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -38,14 +38,17 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
 OP = Op(__name__, [], example)
 
 
-@own_precision
-@door(lambda weights, state: one_precision("weights and state need", weights, state))
+@bound(
+    OP,
+    lambda weights, state: one_precision("weights and state need", weights, state),
+    autocast=False,
+)
 def mimo_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: MIMOWeights,
     state: Float[Tensor, "*batch mode 2"] | None = None,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch mode 2"]]:
     r"""Run one diagonal state space model with many inputs and outputs.
 
@@ -76,7 +79,7 @@ def mimo_ssm(
     """
     if state is None:
         state = weights.log_a.new_zeros(*u.shape[:-2], *weights.log_a.shape)
-    return dispatch(OP, "mimo_ssm", u, weights, state, backend=backend)
+    return backend(u, weights, state)
 
 
-mimo_ssm_step = own_precision(step_of(OP, mimo_ssm))
+mimo_ssm_step = step_of(OP, mimo_ssm, autocast=False)

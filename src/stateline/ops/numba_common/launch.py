@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stateline.ops.declared import FLOATS
 from stateline.ops.dispatch import wants_gradient, wants_tangent
-from stateline.ops.door import FLOATS
 
 _TYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int64: "=i8"}
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dispatch import dispatch
-from stateline.ops.door import door, mixed, one_precision
+from stateline.ops.bound import Backend, bound
+from stateline.ops.declared import mixed, one_precision
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -50,9 +50,9 @@ def _one_dtype(x: Tensor, weights: FeedForwardWeights) -> str:
     return ""
 
 
-@door(_one_dtype)
+@bound(OP, _one_dtype)
 def feed_forward(
-    x: Float[Tensor, "*batch d_in"], weights: FeedForwardWeights, *, backend: str = "auto"
+    x: Float[Tensor, "*batch d_in"], weights: FeedForwardWeights, *, backend: Backend = "auto"
 ) -> Float[Tensor, "*batch d_out"]:
     r"""Map each position by the same two-layer network.
 
@@ -76,7 +76,7 @@ def feed_forward(
         Vaswani et al., 2017, section 3.3; Hendrycks and Gimpel, "Gaussian Error Linear Units",
         2016, section 2.
     """
-    return dispatch(OP, "feed_forward", x, weights, backend=backend)
+    return backend(x, weights)
 
 
 def _pairs_fit(x: Tensor, cos: Tensor, sin: Tensor) -> str:
@@ -89,13 +89,13 @@ def _pairs_fit(x: Tensor, cos: Tensor, sin: Tensor) -> str:
     return one_precision("cos and sin need", cos, sin)
 
 
-@door(_pairs_fit)
+@bound(OP, _pairs_fit)
 def rotary(
     x: Float[Tensor, "batch length head d_head"],
     cos: Float[Tensor, "#batch length pair"],
     sin: Float[Tensor, "#batch length pair"],
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Float[Tensor, "batch length head d_head"]:
     r"""Rotate pairs of entries of each head by angles; the core of rotary position embeddings.
 
@@ -124,4 +124,4 @@ def rotary(
     References:
         Su et al., "RoFormer", 2021.
     """
-    return dispatch(OP, "rotary", x, cos, sin, backend=backend)
+    return backend(x, cos, sin)

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, step_in_place, step_of
+from stateline.ops.bound import Backend, bound, step_in_place, step_of
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.starts import Starts
 from stateline.ops.stepping import zeros_before
@@ -50,15 +49,14 @@ def _groups_divide(x: ScanSignals) -> str:
     return f"the groups of b and c must divide the channels, got {groups} and {channels}"
 
 
-@own_precision
-@door(_groups_divide)
+@bound(OP, _groups_divide, autocast=False)
 def selective_scan(
     x: ScanSignals,
     a: Float[Tensor, "channel d_state"],
     state: Float[Tensor, "batch channel d_state"] | None = None,
     *,
     starts: Starts | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "batch length channel"], Float[Tensor, "batch channel d_state"]]:
     r"""Run a diagonal state space model whose step, B and C depend on the input.
 
@@ -91,7 +89,7 @@ def selective_scan(
     """
     if state is None:
         state = zeros_before(x.u, len(x.u), *a.shape)
-    return dispatch(OP, "selective_scan", x, a, state, starts=starts, backend=backend)
+    return backend(x, a, state, starts=starts)
 
 
 selective_scan_step = step_of(OP, selective_scan)

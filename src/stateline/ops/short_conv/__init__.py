@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from stateline.ops.bound import Backend, bound, checked_step
 from stateline.ops.convolution import convolve_after, whole_filters
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import checked_step, door
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
 
@@ -34,15 +33,14 @@ def _past_fits(weights: Tensor, past: Tensor) -> str:
     return ""
 
 
-@own_precision
-@door(whole_filters)
+@bound(OP, whole_filters, autocast=False)
 def short_conv(
     u: Float[Tensor, "*batch length channel"],
     kernel: Float[Tensor, "output taps"],
     past: Float[Tensor, "*batch past channel"] | None = None,
     *,
     starts: Bool[Tensor, "*batch length"] | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Float[Tensor, "*batch length output"]:
     r"""Convolve every channel of ``u`` with one or more short causal kernels of its own.
 
@@ -70,21 +68,18 @@ def short_conv(
         >>> short_conv(u, torch.tensor([[1.0, -1.0]])).flatten()
         tensor([1., 1., 2.])
     """
-    run = partial(dispatch, OP, "short_conv", backend=backend)
-    if starts is None:
-        return convolve_after(past, u, kernel, run)
-    if past is not None:
+    if past is not None and starts is not None:
         starts = F.pad(starts, (past.shape[-2], 0))
-    return convolve_after(past, u, kernel, lambda u, kernel: run(u, kernel, starts))
+    return convolve_after(past, u, kernel, partial(backend, starts=starts))
 
 
-@door(_past_fits)
+@bound(OP, _past_fits)
 def short_conv_step(
     u: Float[Tensor, "batch channel"],
     weights: Float[Tensor, "filter taps channel"],
     past: Float[Tensor, "batch past channel"],
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "batch output"], Float[Tensor, "batch past channel"]]:
     """Convolve one input, and shift the past by one.
 
@@ -104,11 +99,13 @@ def short_conv_step(
         >>> short_conv_step(torch.tensor([[4.0]]), weights, torch.tensor([[[1.0]]]))
         (tensor([[3.]]), tensor([[[4.]]]))
     """
-    return dispatch(OP, "short_conv_step", u, weights, past, backend=backend)
+    return backend(u, weights, past)
 
 
-@door(lambda weights: "" if len(weights) else "the kernels need at least one tap")
-def short_conv_stepper(weights: Float[Tensor, "taps channel"], *, backend: str = "auto") -> Stepper:
+@bound(OP, lambda weights: "" if len(weights) else "the kernels need at least one tap")
+def short_conv_stepper(
+    weights: Float[Tensor, "taps channel"], *, backend: Backend = "auto"
+) -> Stepper:
     """Prepare the convolution of many single inputs without gradients.
 
     Args:
@@ -120,5 +117,5 @@ def short_conv_stepper(weights: Float[Tensor, "taps channel"], *, backend: str =
         ``past``, and changes ``past``, the latest inputs with the oldest first. It does not follow
         later changes of the weights.
     """
-    step = dispatch(OP, "short_conv_stepper", weights, backend=backend)
+    step = backend(weights)
     return checked_step(step, short_conv_step, (weights,), lambda u, past: (u, weights[None], past))

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door, mixed
+from stateline.ops.bound import Backend, bound
+from stateline.ops.declared import mixed
 from stateline.ops.op import Example, Op, Sizes
 
 START = -1e30
@@ -50,14 +50,13 @@ def _fits(gates: Tensor, state: SLSTMCell) -> str:
     return kinds and f"the parts of the state need one dtype, got {kinds}"
 
 
-@own_precision
-@door(_fits)
+@bound(OP, _fits, autocast=False)
 def slstm(
     gates: Float[Tensor, "batch length gate head d_head"],
     weight: Float[Tensor, "head d_head gate d_head"],
     state: SLSTMCell,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_head"], SLSTMCell]:
     r"""Run the recurrence over a sequence, or over the next chunk of one.
 
@@ -84,4 +83,4 @@ def slstm(
         Beck et al., "xLSTM: Extended Long Short-Term Memory", NeurIPS 2024, section 2.2 and
         appendix A.
     """
-    return dispatch(OP, "slstm", gates, weight, state, backend=backend)
+    return backend(gates, weight, state)

@@ -3,9 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.discretization import DISCRETIZATIONS, Discretization
-from stateline.ops.dispatch import dispatch
-from stateline.ops.door import door
+from stateline.ops.bound import Backend, bound
+from stateline.ops.discretization import Discretization
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -20,13 +19,13 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
 OP = Op(__name__, ["numba"], example)
 
 
-@door()
+@bound(OP)
 def shift_taps(
     b: Float[Tensor, "channel taps"],
     c: Float[Tensor, "channel taps"],
     skip: Float[Tensor, " channel"],
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Float[Tensor, "channel taps"]:
     r"""Filter of a shift state space model: the correlation of its input and output vectors.
 
@@ -49,7 +48,7 @@ def shift_taps(
     References:
         Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.2.
     """
-    return dispatch(OP, "shift_taps", b, c, skip, backend=backend)
+    return backend(b, c, skip)
 
 
 def _copies_divide(log_dt: Tensor, decay: Tensor) -> str:
@@ -59,11 +58,7 @@ def _copies_divide(log_dt: Tensor, decay: Tensor) -> str:
     return ""
 
 
-def _known_rule(rule: str) -> str:
-    return "" if rule in DISCRETIZATIONS else f"rule must be zoh or bilinear, got {rule!r}"
-
-
-@door(_copies_divide, _known_rule)
+@bound(OP, _copies_divide)
 def discretize(
     log_dt: Float[Tensor, " channel"],
     decay: Float[Tensor, "copies mode"],
@@ -71,7 +66,7 @@ def discretize(
     b: Float[Tensor, "copies mode 2"],
     rule: Discretization,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "channel mode 2"], Float[Tensor, "channel mode 2"]]:
     r"""Discretise the diagonal state space models of all channels.
 
@@ -102,4 +97,4 @@ def discretize(
         Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
         NeurIPS 2022.
     """
-    return dispatch(OP, "discretize", log_dt, decay, frequency, b, rule, backend=backend)
+    return backend(log_dt, decay, frequency, b, rule)
