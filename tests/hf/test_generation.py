@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from stateline.errors import InputError
 from stateline.generate import generate
@@ -258,7 +259,7 @@ def test_the_loss_counts_all_positions_whatever_logits_are_kept(make: Make, prom
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"inputs_embeds": torch.zeros(1, 2, 32)}, "give input_ids"),
+        ({"inputs_embeds": torch.zeros(1, 2, 32)}, "give either input_ids or inputs_embeds"),
         ({"position_ids": torch.tensor([[0, 3]])}, "must count from 0 in each text"),
         ({"shift_labels": torch.zeros(1, 2)}, "labels are shifted here: give labels"),
         ({"position_ids": torch.tensor([[5, 6]])}, "must count from 0 in each text"),
@@ -296,10 +297,41 @@ def test_ways_to_generate_that_need_other_models_are_refused(make: Make, prompt:
         wrapped.generate_batch(prompt.tolist())
 
 
-@pytest.mark.parametrize("given", [{}, {"inputs_embeds": torch.zeros(1, 2, 32)}])
-def test_a_call_without_tokens_is_refused(make: Make, given: dict[str, Tensor]) -> None:
-    with pytest.raises(InputError, match="give input_ids"):
-        hf.wrap(make("h3"))(**given)
+def test_a_call_without_tokens_is_refused(make: Make) -> None:
+    with pytest.raises(InputError, match="give either input_ids or inputs_embeds"):
+        hf.wrap(make("h3"))()
+    with pytest.raises(InputError, match=r"embeddings must be .* d_model=32\), got .*2, 8"):
+        hf.wrap(make("h3"))(inputs_embeds=torch.zeros(1, 2, 8))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("cached", [False, True])
+def test_embeddings_are_read_as_the_tokens_they_stand_for(
+    make: Make, padded: bool, cached: bool
+) -> None:
+    wrapped, ids = hf.wrap(make("h3 attention")), torch.arange(10).view(2, 5)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 1 - padded
+    embeds = wrapped.get_input_embeddings()(ids)
+    given = {"attention_mask": mask, "use_cache": cached}
+    wanted = wrapped(ids, **given).logits[mask.bool()]
+    assert_close(wrapped(inputs_embeds=embeds, **given).logits[mask.bool()], wanted)
+    length = {"max_new_tokens": 4, "do_sample": False, "attention_mask": mask}
+    texts = wrapped.generate(ids, **length)[:, 5:]
+    assert texts.equal(wrapped.generate(inputs_embeds=embeds, **length))
+
+
+def test_prompts_that_peft_learns_get_gradients(make: Make) -> None:
+    peft = pytest.importorskip("peft")
+    settings = peft.PromptTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=3, num_attention_heads=1, num_layers=1
+    )
+    tuned = peft.get_peft_model(hf.wrap(make("h3 attention").train()), settings)
+    ids = torch.arange(8).view(2, 4)
+    tuned(input_ids=ids, labels=ids).loss.backward()
+    trained = [p for p in tuned.parameters() if p.requires_grad]
+    assert [p.shape for p in trained] == [(3, 32)]
+    assert all(p.grad.abs().sum() > 0 for p in trained)
 
 
 @pytest.mark.usefixtures("unannotated")

@@ -27,7 +27,6 @@ from stateline.models.language_model import LanguageModel
 from stateline.settings import check_unwrapped
 
 _REFUSED = {
-    "inputs_embeds": "the model begins with tokens: give input_ids",
     "output_hidden_states": "hidden states are not returned: use stateline's own model",
     "shift_labels": "labels are shifted here: give labels",
     "output_attentions": "attention weights are not returned: leave it out",
@@ -69,6 +68,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         position_ids: Tensor | None = None,
         seq_idx: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
+        inputs_embeds: Float[Tensor, "batch length d_model"] | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits of the next token, as other causal models of transformers return them.
@@ -88,22 +88,30 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
                 text they are redundant; with padding they count only its tokens.
             seq_idx: Marks the texts of packed rows by the number of each token's text.
             cu_seq_lens_q: Marks the texts of one packed row by their borders.
+            inputs_embeds: Embeddings in the place of ``input_ids``.
             **kwargs: ``num_items_in_batch`` for the loss. Arguments that would change the result,
-                such as ``inputs_embeds``, are refused; all others are ignored.
+                such as ``output_attentions``, are refused; all others are ignored.
 
         Raises:
             InputError: If something that is not supported is asked for.
         """
         _refuse(kwargs)
-        if input_ids is None:
-            raise InputError("the model begins with tokens: give input_ids")
-        check_axes(input_ids, "batch", "length")
+        if inputs_embeds is not None and input_ids is None:
+            self.model.check_values(inputs_embeds)
+            ids, tokens = torch.zeros_like(inputs_embeds[..., 0], dtype=torch.int64), inputs_embeds
+        elif input_ids is not None and inputs_embeds is None:
+            check_axes(input_ids, "batch", "length")
+            ids, tokens = input_ids, self._tokens(input_ids)
+        else:
+            raise InputError(
+                "the model reads tokens or embeddings: give either input_ids or inputs_embeds"
+            )
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         cache = _cache(past_key_values, use_cache)
-        tokens, mask = self._tokens(input_ids), _mask(attention_mask, input_ids, cache)
+        mask = _mask(attention_mask, ids, cache)
         fresh = cache is None or not cache.seen
-        starts = text_starts(input_ids, mask, position_ids, seq_idx, cu_seq_lens_q, fresh=fresh)
+        starts = text_starts(ids, mask, position_ids, seq_idx, cu_seq_lens_q, fresh=fresh)
         keep = None
         if isinstance(logits_to_keep, int) and logits_to_keep and labels is None:
             keep = logits_to_keep
@@ -134,7 +142,9 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         if mask is None:
             return self.model(tokens, keep=keep, starts=starts)
         order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first, then padding
-        logits = self.model(tokens.gather(1, order).masked_fill(~mask.gather(1, order), 0))
+        each = (..., *[None] * (tokens.ndim - 2))  # embeddings have an axis more
+        first = tokens.gather(1, order[each].expand_as(tokens))
+        logits = self.model(first.masked_fill(~mask.gather(1, order)[each], 0))
         order = order[..., None].expand_as(logits)
         return _last_columns(torch.zeros_like(logits).scatter(1, order, logits), keep)
 
@@ -159,7 +169,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         cache.advance(state, columns, rows[0][None])  # only a batch of one row is ever recorded
         if compact:
             return torch.stack(found)
-        logits = found[0].new_zeros(*tokens.shape, self.config.vocab_size)
+        logits = found[0].new_zeros(*mask.shape, self.config.vocab_size)
         logits[mask] = torch.cat(found)
         return _last_columns(logits, keep)
 

@@ -10,11 +10,13 @@ from stateline.layers.state import shown
 from stateline.ops.kernel_op import values_at_hand
 
 
-def check_axes(tokens: object, *axes: str) -> None:
-    """Raise InputError unless the tokens are a tensor with these axes."""
-    if not isinstance(tokens, Tensor) or tokens.ndim != len(axes):
-        wanted = f"a tensor of shape ({', '.join(axes)})"
-        raise InputError(f"tokens must be {wanted}, got {shown(tokens)}: give them these axes")
+def check_axes(tokens: object, *axes: str, width: int | None = None) -> None:
+    """Raise InputError unless the tokens are a tensor with these axes, the last of this width."""
+    fits = isinstance(tokens, Tensor) and tokens.ndim == len(axes)
+    if not fits or tokens.shape[-1] != (width or tokens.shape[-1]):  # type: ignore[attr-defined]
+        what, size = ("tokens", "") if width is None else ("embeddings", f"={width}")
+        wanted = f"a tensor of shape ({', '.join(axes)}{size})"
+        raise InputError(f"{what} must be {wanted}, got {shown(tokens)}: give them these axes")
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:

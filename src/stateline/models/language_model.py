@@ -50,6 +50,8 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
 
     ``forward`` and ``forward_chunk`` give the logits at every position; with ``keep=n`` only at the
     last n (0: none). Prefill needs no others; each costs one product with the output matrix.
+    Floats in the place of tokens are embeddings (batch, length, d_model), as the table of
+    embeddings gives them: prompts that are learned, or that other encoders wrote.
     With ``reduce``, a function of the map to logits and the output of the last layer, they give
     what it returns, such as a loss that never has all logits in memory.
 
@@ -173,6 +175,9 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
 
     def check_values(self, x: Tensor, axes: tuple[str, ...] = ("batch", "length")) -> None:
         """Check the tokens of a call from outside, where that does not wait for a device."""
+        if isinstance(x, Tensor) and x.is_floating_point():
+            check_axes(x, *axes, "d_model", width=self.d_model)
+            return
         check_axes(x, *axes)
         if values_at_hand(x):
             self.check_tokens(x)
@@ -182,7 +187,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         check_tokens(tokens, self.config.vocab_size)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        h = self.embedding(tokens)
+        h = tokens if tokens.is_floating_point() else self.embedding(tokens)
         if (multiplier := self.config.embedding_multiplier) != 1:
             h = h * multiplier
         h = h if self.positions is None else h + self.positions(positions)
