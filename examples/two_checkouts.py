@@ -11,8 +11,8 @@ median of the ratios of neighbouring updates; in the last line, planned updates 
 Without ``--model`` and ``--task``, these are the models and tasks of ``make demo`` that
 older checkouts also have.
 
-``--decode`` times single tokens instead: by a ``Session``, or by the model's ``step_`` with derived
-values kept, as a session keeps them (``kept``) or not (``step_``). A turn is ``--tokens`` tokens
+``--decode`` times single tokens instead: by a ``Session``, or by the model's ``step_``, which keeps
+nothing between tokens. A turn is ``--tokens`` tokens
 after a prompt of eight; without ``--model``, one block of every layer in both checkouts decodes at
 width 64.
 """
@@ -56,14 +56,12 @@ import sys, time
 import torch
 from stateline import LanguageModel, ModelConfig
 from stateline.generate.session import Session, prefill
-from stateline.layers.derived import Memory, remembering
 
 pattern, how, rows, tokens, d_model = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = LanguageModel(ModelConfig(pattern, vocab_size=256, d_model=d_model)).eval()
 prompt = torch.randint(256, (rows, 8))
-memory = Memory(model) if isinstance(Memory, type) else {}  # before Memory was a class
 
 def by_session():
     session = Session(model, prefill(model, prompt))
@@ -79,12 +77,7 @@ def by_step():
     def step():
         model.step_(token, state)
 
-    @torch.inference_mode()
-    def kept():
-        with remembering(memory):
-            model.step_(token, state)
-
-    return kept if how == "kept" else step
+    return step
 
 begin = by_session if how == "session" else by_step
 while True:
@@ -230,7 +223,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--model", nargs=2, action="append", metavar=("PATTERN", "WIDTH"))
     parser.add_argument("--task", nargs=2, action="append", metavar=("TASK", "UPDATES"))
     parser.add_argument("--updates", type=int, default=20, help="or turns that are measured")
-    parser.add_argument("--decode", choices=("session", "kept", "step_"))
+    parser.add_argument("--decode", choices=("session", "step_"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1], help="that decode together")
     parser.add_argument("--tokens", type=int, default=100, help="of a turn of decoding")
     return parser

@@ -127,13 +127,13 @@ def not_reloaded(engine: Engine) -> None:
         state = get(key)
         return empty if state is None and key in known else state
 
-    keep = kept.keep
+    keep = kept._keep
 
     def remembered(key: bytes, state: SessionState, *, now: bool = False) -> None:
         known.add(key)
         keep(key, state, now=now)
 
-    kept.get, kept.keep = wrong, remembered  # type: ignore[method-assign]
+    kept.get, kept._keep = wrong, remembered  # type: ignore[method-assign]
     kept.holds = known.__contains__  # type: ignore[method-assign]
 
 

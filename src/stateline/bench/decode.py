@@ -15,8 +15,7 @@ from stateline.bench.suites import Settings, build_model, figure_of, layers_of
 from stateline.bench.timing import Call, Timing, interleave, stopwatch
 from stateline.generate.graphs import Graphs
 from stateline.layers import Stack
-from stateline.layers.calls import unchecked
-from stateline.layers.derived import Memory, remembering
+from stateline.layers.decoder import Decoder
 from stateline.layers.state import nbytes
 from stateline.layers.stored_state import stored
 from stateline.models.config import ModelConfig
@@ -103,10 +102,9 @@ def bench_layer_decoding(settings: Settings, patterns: Sequence[str]) -> Iterato
             yield from settings.timed(pattern, "prefill", sizes, prefill)
             held = {name: tensor_bytes(decoder.state) for name, decoder in decoders.items()}
             steps = {name: decoder.step for name, decoder in decoders.items()}
-            with remembering(Memory(ours)), unchecked():
-                timed = interleave(
-                    steps, rounds=LAYER_STEPS, device=settings.device, clock=settings.clock
-                )
+            timed = interleave(
+                steps, rounds=LAYER_STEPS, device=settings.device, clock=settings.clock
+            )
             for name, timing in timed.items():
                 one = sizes._replace(length=1)
                 figure = figure_of(pattern, name, "decode", one, timing, n_bytes=held[name])
@@ -141,9 +139,10 @@ class _Ours:
     ) -> None:
         self.model, self.backend, self.state_dtype = model, backend, state_dtype
         self.tokens, self.capacity = model.example_input(batch, prompt), capacity
-        self.memory = Memory(model) if isinstance(model, LanguageModel) else None
         self.state: Any = None
-        self.graphs = Graphs(model.step_) if self.tokens.is_cuda else None
+        with use_backend(backend):  # which prepared steps are bound to
+            self.decode = Decoder(model).ready.step_
+        self.graphs = Graphs(self.decode) if self.tokens.is_cuda else None
 
     @torch.inference_mode()
     def prefill(self) -> None:
@@ -155,16 +154,9 @@ class _Ours:
 
     @torch.inference_mode()
     def step(self) -> None:
-        if self.memory is None:
-            self._step()
-        else:
-            with remembering(self.memory), unchecked():
-                self._step()
-
-    def _step(self) -> None:
         with use_backend(self.backend):
             if self.graphs is None:
-                self.model.step_(self.tokens[:, 0], self.state)
+                self.decode(self.tokens[:, 0], self.state)
             else:
                 _, self.state = self.graphs(self.tokens[:, 0], self.state)
 

@@ -15,8 +15,7 @@ from stateline.bench.timing import Call
 from stateline.generate.graphs import Graphs
 from stateline.generate.session import PREFILL_CHUNK
 from stateline.layers import AnyLayer
-from stateline.layers.calls import unchecked
-from stateline.layers.derived import Memory, remembering
+from stateline.layers.decoder import Decoder
 from stateline.layers.state import select_rows
 from stateline.models.factory import AnyModel, meta_model
 from stateline.models.language_model import LanguageModel
@@ -148,24 +147,25 @@ class Subject:
 
         On a GPU by recorded graphs, as a session decodes.
         """
-        model, memory = self.model, Memory(self.model)
+        model, decoder = self.model.eval(), Decoder(self.model)
         with torch.inference_mode():
             token = model.example_input(batch, 1)[:, 0]
             state = select_rows(self._state(context), [0] * batch)
-        graphs = Graphs(model.step_) if token.is_cuda else None
+        graphs = Graphs(lambda *now: decoder.ready.step_(*now)) if token.is_cuda else None
 
         @torch.inference_mode()
         def decode() -> None:
-            model.eval()
             donated = pytree.tree_map(torch.clone, state)
-            with remembering(memory) as changed, unchecked():
-                if graphs is not None and changed:
+            if decoder.is_stale():  # trained in between
+                model.eval()
+                decoder.refresh()
+                if graphs is not None:
                     graphs.clear()
-                for _ in range(DECODE_STEPS):
-                    if graphs is None:
-                        model.step_(token, donated)
-                    else:
-                        _, donated = graphs(token, donated)
+            for _ in range(DECODE_STEPS):
+                if graphs is None:
+                    decoder.ready.step_(token, donated)
+                else:
+                    _, donated = graphs(token, donated)
 
         return decode
 

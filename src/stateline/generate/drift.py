@@ -1,7 +1,6 @@
 """How far a state that is rounded at every token moves from the exact one, by length."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -9,8 +8,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.generate.session import check_model, device_of
-from stateline.layers.calls import unchecked
-from stateline.layers.derived import Memory, remembering
+from stateline.layers.decoder import Decoder
 from stateline.layers.stored_state import storable_parts
 from stateline.models.language_model import LanguageModel
 
@@ -100,19 +98,18 @@ def drift(
         for row, name in enumerate(roundings, 1)
         for leaf in kept
     ]
-    memory, random = Memory(model), torch.Generator().manual_seed(seed)
+    step, random = Decoder(model).ready.step_, torch.Generator().manual_seed(seed)
     change = torch.zeros(len(roundings), dtype=torch.float64, device=device_of(model))
     done = reported = 0
     while done < length:
         end = min(length, _next(done), done + AT_ONCE)
         tokens = torch.randint(model.config.vocab_size, (end - done, 1), generator=random)
-        with remembering(memory), unchecked() if done else nullcontext():
-            for token in tokens.to(change.device):
-                logits = model.step_(token.expand(1 + len(roundings)), state)
-                for rounding, part in rounded:
-                    part.copy_(rounding(part))
-                chances = logits.double().softmax(dim=-1)
-                change += (chances[1:] - chances[0]).abs().sum(dim=-1) / 2
+        for token in tokens.to(change.device):
+            logits = step(token.expand(1 + len(roundings)), state)
+            for rounding, part in rounded:
+                part.copy_(rounding(part))
+            chances = logits.double().softmax(dim=-1)
+            change += (chances[1:] - chances[0]).abs().sum(dim=-1) / 2
         done = end
         if done in (length, _next(done - 1)):
             leaves = torch.cat([leaf.flatten(1).double() for leaf in kept], dim=1)

@@ -17,8 +17,8 @@ from stateline.files import cannot_write
 from stateline.generate.session import PREFILL_CHUNK, SessionState, extend, first_token
 from stateline.generate.state_files import Kept, load_kept
 from stateline.generate.text import NOTHING_HELD
-from stateline.layers.derived import Memory, remembering
-from stateline.layers.state import fingerprint, nbytes, save_state
+from stateline.layers.decoder import Decoder
+from stateline.layers.state import ForeignState, fingerprint, nbytes, save_state
 from stateline.models.language_model import LanguageModel
 
 MEMORY, DISK = 1 << 28, 1 << 32
@@ -60,7 +60,11 @@ class PrefixStates:
     errors below 1e-4 in float32, 1e-9 in float64). With the default ``every``, a text whose kept
     prefixes all end at multiples of it gives the same bits as :func:`stateline.generate.prefill`.
 
-    The weights must not change while the object lives. It is not thread-safe.
+    States are kept for the weights that they were computed with. :meth:`read` looks whether the
+    model still has them, in less time than a token takes (see
+    :class:`~stateline.layers.weights.Weights` for what it cannot see; call :meth:`refresh` then).
+    After a change, states of the old weights leave memory, and only states of the new ones are used
+    and kept. It is not thread-safe.
 
     Args:
         model: A language model in evaluation mode.
@@ -96,9 +100,8 @@ class PrefixStates:
                 f"every, memory and disk must be positive, got {every}, {memory} and {disk}"
             )
         self.model, self.every, self._memory, self._disk = model, every, memory, disk
-        self._weights = Memory(model)
-        self._known = fingerprint(model)
-        self._start = sha256("".join(self._known.values()).encode()).digest()
+        self._decoder = Decoder(model)
+        self._identify()
         self._states: OrderedDict[bytes, SessionState] = OrderedDict()
         self._folder = None if folder is None else Path(folder)
         self._files = OrderedDict(_files_in(self._folder)) if self._folder else OrderedDict()
@@ -107,6 +110,19 @@ class PrefixStates:
     def __len__(self) -> int:
         """Number of kept states."""
         return len(self._states.keys() | self._files.keys())
+
+    @torch.inference_mode()
+    def refresh(self) -> None:
+        """Use and keep only states of the weights that the model has now."""
+        self.flush()  # they are right for the old weights, which another process may have
+        self._states.clear()
+        self.in_memory = 0
+        self._decoder.refresh()
+        self._identify()
+
+    def _identify(self) -> None:
+        self._known = fingerprint(self.model)
+        self._start = sha256("".join(self._known.values()).encode()).digest()
 
     def keys(
         self, tokens: Sequence[int], after: bytes | None = None, salt: str = ""
@@ -153,6 +169,9 @@ class PrefixStates:
                 "by itself"
             )
         self.model.check_tokens(ids)
+        if self._decoder.changed():
+            self.refresh()
+        weights = self._start
         state = None if after is None else self.find(after)
         before = 0 if state is None else state.length
         keys, kept = yield from self._hash(ids, before, after, salt)
@@ -164,20 +183,36 @@ class PrefixStates:
                 raise InputError("the prompt is empty: give at least one token")
             done, state = 1, first_token(self.model, ids[:1])
             if len(ids) == 1:
-                self.keep(keys[1], state)
+                self._keep(keys[1], state)
         while done < len(ids):
             free = self.every - (state.length - 1) % self.every
             piece = ids[done : done + min(free, PREFILL_CHUNK)]
-            with remembering(self._weights):
-                state = extend(self.model, state, piece[None])
+            state = extend(self._decoder.ready, state, piece[None])
+            if self._decoder.is_stale() or self._start != weights:  # changed since the last piece
+                return (yield from self.pieces(tokens, after, salt))
             done += len(piece)
             if done in keys:
-                self.keep(keys[done], state)
+                self._keep(keys[done], state)
             yield len(piece)
         return Read(state, keys.get(len(ids), after or b""), reused)
 
-    def keep(self, key: bytes, state: SessionState, *, now: bool = False) -> None:
-        """Keep a state of one row; ``now`` writes it to the folder at once, if there is one."""
+    def keep(
+        self, key: bytes, state: SessionState, *, now: bool = False, trusted: bool = False
+    ) -> None:
+        """Keep a state of one row, unless the weights have changed since the last call.
+
+        Args:
+            key: Hash of the text.
+            state: Its state.
+            now: Write it to the folder at once, if there is one.
+            trusted: The weights can have changed in ways that PyTorch counts alone.
+        """
+        if self._decoder.is_stale() if trusted else self._decoder.changed():
+            self.refresh()
+        else:
+            self._keep(key, state, now=now)
+
+    def _keep(self, key: bytes, state: SessionState, *, now: bool = False) -> None:
         if key in self._states:
             self._states.move_to_end(key)
         else:
@@ -203,13 +238,15 @@ class PrefixStates:
             return None
         try:
             state = load_kept(self._path(key), self.model, known=self._known).session
+        except ForeignState:  # of a named text; its model may come back
+            return None
         except InputError as error:
             log.warning("a kept state is not used: %s", error)
             self._remove(key)
             return None
         self._files.move_to_end(key)
         self._path(key).touch()
-        self.keep(key, state)
+        self._keep(key, state)
         return state
 
     def remove(self, key: bytes) -> None:

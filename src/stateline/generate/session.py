@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +15,7 @@ from stateline.generate.graphs import TRIALS, Graphs, Record
 from stateline.generate.random import uniform
 from stateline.generate.sampling import GREEDY, Sampling, choose
 from stateline.layers import cat_states, select_rows
-from stateline.layers.calls import unchecked
-from stateline.layers.derived import Memory, remembering
+from stateline.layers.decoder import Decoder
 from stateline.layers.state import State, form, leaves_of, trim
 from stateline.layers.stored_state import stored
 from stateline.models.inputs import check_length
@@ -85,12 +83,16 @@ class Choice(NamedTuple):
 
 
 class Session:
-    """Decodes a batch of texts step by step.
+    """Decodes a batch of texts step by step, with one set of weights.
 
     Only the model's state grows in memory, and the steps change it in place; the state that the
-    session starts from is not changed. If weights change between two steps, the next step uses the
-    new weights, see :class:`stateline.layers.derived.Memory`, with the state of the old weights.
-    Rows may leave (:meth:`select`) and join (:meth:`join`) between two steps, as in a server.
+    session starts from is not changed. Rows may leave (:meth:`select`) and join (:meth:`join`)
+    between two steps, as in a server.
+
+    The weights are those that the model had when the session began. If they change, the session
+    goes on with the new ones, and with the state of the old ones: from the next step if PyTorch
+    counts the change or a tensor was replaced; otherwise, such as after a change through ``.data``
+    or NumPy, from the next :meth:`join` or :meth:`restore`, or as soon as :meth:`refresh` says so.
 
     On a GPU a step does not wait for its result. NaN logits are therefore found up to
     ``CHECK_EVERY`` steps late there, or at :meth:`check`, :meth:`state`, :meth:`select` and
@@ -134,7 +136,7 @@ class Session:
         _check_form(self._form, state)
         self.model, self._state_dtype = model, state_dtype
         self._dtypes = [leaf.dtype for leaf in pytree.tree_leaves(state.model)]
-        self._memory = Memory(model)
+        self._decoder = Decoder(model)
         self._state, self._room, self._free = state, room, 0
         self._lengths = _lengths(state)
         self._sampling = sampling if isinstance(sampling, Sampling) else GREEDY
@@ -162,8 +164,21 @@ class Session:
 
     def use_graphs(self, record: Record | None = None) -> None:
         """Decode by recorded graphs, the default on CUDA devices; see :class:`Graphs`."""
-        self._graphs = Graphs(self.model.step_, record)
-        self._memory = Memory(self.model, every=True)  # a graph has the addresses of all weights
+        self._graphs = Graphs(self._step_, record)
+
+    @torch.inference_mode()
+    def refresh(self) -> None:
+        """Go on with the weights that the model has now, after a change that nobody counts.
+
+        Raises:
+            InputError: If the model was cast or moved: its states have other dtypes or are
+                elsewhere now.
+        """
+        self._decoder.refresh()
+        self._fits = False
+        if self._graphs is not None:
+            self._graphs.clear()
+        self._check_kinds()
 
     @torch.inference_mode()
     def step(
@@ -187,12 +202,13 @@ class Session:
         if self._free < steps:
             self._make_room(steps)
         state = self._state
-        with remembering(self._memory) as changed:
-            if changed:
-                self._weights_changed()
-            with unchecked() if self._fits else nullcontext():
-                logits, after = self._run(state.token, state.model)
-        self._fits = True
+        if self._decoder.is_stale():
+            self.refresh()
+        if not self._fits:
+            self._check_kinds()
+            self._decoder.check(state.token, state.model)
+            self._fits = True
+        logits, after = self._run(state.token, state.model)
         self._watch(logits, check)
         numbers, random = self._draw()
         chosen_from = logits if adjust is None else adjust(logits)
@@ -237,6 +253,7 @@ class Session:
         """
         self.check()
         _check_form(self._form, state)
+        self._renew()
         parts, lengths = [state], _lengths(state)
         if self._lengths:
             parts.insert(0, trim(self._own(self._state)))
@@ -253,6 +270,11 @@ class Session:
             InputError: If the number of rows differs, or the state is of another kind of model or
                 on another device. The session then stays as it was.
         """
+        self._renew()
+        self.go_back(state)
+
+    def go_back(self, state: SessionState) -> None:
+        """As :meth:`restore`, where the weights are known not to have changed."""
         _check_form(self._form, state)
         lengths = _lengths(state)
         if len(lengths) != len(self._lengths):
@@ -314,19 +336,21 @@ class Session:
         """
         limit, last = self.model.max_len, max(self._lengths) + TRIALS - 1
         if self._graphs is None or (limit is not None and last > limit):
-            return self.model.step_(token, state), state
+            return self._step_(token, state), state
         logits, after = self._graphs(token, state)
         return logits.clone(), after
 
-    def _weights_changed(self) -> None:
-        """After a change of weights, drop the old graphs and check that the state still fits.
+    def _step_(self, token: Tensor, state: LanguageModelState) -> Tensor:
+        """Logits after a token that is known to fit the state, which changes in place."""
+        return self._decoder.ready.step_(token, state)
 
-        Raises:
-            InputError: If the model now makes states of another dtype or on another device.
-        """
-        self._fits = False
-        if self._graphs is not None:
-            self._graphs.clear()
+    def _renew(self) -> None:
+        """Find changes of weights that nobody counts."""
+        if self._decoder.changed():
+            self.refresh()
+
+    def _check_kinds(self) -> None:
+        """Raise InputError if the model makes states of another dtype or elsewhere by now."""
         wanted, found = map(_kinds, (self.model.init_state(1), self._own(self._state).model))
         if wanted != found:
             new, old = next((w, f) for w, f in zip(wanted, found, strict=True) if w != f)

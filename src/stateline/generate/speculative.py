@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.generate.random import uniform
 from stateline.generate.sampling import GREEDY, Sampling, pick, probabilities
 from stateline.generate.session import Choice, Session, SessionState, extend, output_is_nan
-from stateline.layers.derived import Memory, remembering
+from stateline.layers.decoder import Decoder
 from stateline.models.language_model import LanguageModel, LanguageModelState
 
 AHEAD = 4
@@ -88,7 +88,7 @@ class Speculation:
             )
         self.model, self.draft, self.sampling, self.ahead = model, draft, sampling, ahead
         self.proposed = self.accepted = self.rounds = 0
-        self._memory, self._draft_memory = Memory(model), Memory(draft)
+        self._decoders = Decoder(model), Decoder(draft)
         self._kept = state
         # another row, so that no random number decides both a proposal and its acceptance
         random = state.random + torch.tensor([0, 2**32, 0], device=state.random.device)
@@ -106,6 +106,8 @@ class Speculation:
         Raises:
             InputError: If logits are NaN, or a model with learned positions has no more of them.
         """
+        if any(decoder.is_stale() for decoder in self._decoders):
+            self.refresh()
         if not self._queue:
             self._keep_states()
             self._round()
@@ -113,33 +115,41 @@ class Speculation:
         self._given.append(int(choice.tokens))
         return choice
 
+    def refresh(self) -> None:
+        """Go on with the weights that the models have now, as :meth:`Session.refresh`."""
+        for decoder in self._decoders:
+            decoder.refresh()
+        self._session.refresh()
+        self._queue.clear()
+        self._after = None  # of the old weights
+
     def check(self) -> None:
         """Nothing to wait for: every step has looked for NaN."""
 
     @torch.inference_mode()
     def state(self) -> SessionState:
         """The state after the last token that :meth:`step` returned."""
-        state = _read(self.model, self._memory, self._kept, self._given)
+        state = _read(self._decoders[0].ready, self._kept, self._given)
         return state._replace(random=self._random)
 
     @torch.inference_mode()
     def draft_state(self) -> SessionState:
         """The draft's state after the same tokens."""
-        return _read(self.draft, self._draft_memory, self._draft_kept, self._given)
+        return _read(self._decoders[1].ready, self._draft_kept, self._given)
 
     def _keep_states(self) -> None:
         """Keep the states after the tokens of the last round; the next round starts from them."""
         given, drawn = self._given, self._session.state()
         if self._after is None:
             self._kept = self.state()
-            draft = _read(self.draft, self._draft_memory, self._draft_kept, given)
+            draft = _read(self._decoders[1].ready, self._draft_kept, given)
         else:
             new = torch.tensor([given], device=self._kept.token.device)
             seen = self._kept.seen.scatter(1, new, True)
             self._kept = SessionState(self._after, new[:, -1], self._random, seen)
-            draft = _read(self.draft, self._draft_memory, drawn, given[-1:])
+            draft = _read(self._decoders[1].ready, drawn, given[-1:])
         self._draft_kept, self._given = draft._replace(random=drawn.random), []
-        self._session.restore(self._draft_kept)
+        self._session.go_back(self._draft_kept)
 
     def _round(self) -> None:
         """Propose tokens, check them, and queue the accepted tokens and one more."""
@@ -148,8 +158,7 @@ class Speculation:
         ahead = max(0, min([self.ahead, *(limit - kept.length for limit in limits)]))
         proposed, q = self._propose(ahead)
         fed = torch.cat([kept.token, proposed])[None]
-        with remembering(self._memory):
-            logits, after = self.model.forward_chunk(fed, kept.model)
+        logits, after = self._decoders[0].ready.forward_chunk(fed, kept.model)
         if logits.isnan().any():
             raise output_is_nan(kept.length)
         ones = torch.nn.functional.one_hot(proposed, q.shape[1])
@@ -189,9 +198,6 @@ class Speculation:
         return numbers
 
 
-def _read(
-    model: LanguageModel, memory: Memory, state: SessionState, tokens: list[int]
-) -> SessionState:
+def _read(model: LanguageModel, state: SessionState, tokens: list[int]) -> SessionState:
     """The state after further tokens."""
-    with remembering(memory):
-        return extend(model, state, torch.tensor([tokens], dtype=torch.int64))
+    return extend(model, state, torch.tensor([tokens], dtype=torch.int64))

@@ -9,7 +9,7 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.generate.session import ROOM
 from stateline.layers import cat_states, select_rows
-from stateline.layers.derived import Memory, remembering
+from stateline.layers.decoder import Decoder
 from stateline.models.language_model import LanguageModel, LanguageModelState
 
 
@@ -33,7 +33,7 @@ class StatelineCache:
         self.state: LanguageModelState | None = None
         self.seen = 0
         self._free = 0  # steps in place for which the state has room
-        self._memory: Memory | None = None  # values derived from the weights
+        self._decoder: Decoder[LanguageModel] | None = None
         self._recording = False
         self._anchor: LanguageModelState | None = None  # state before the tokens of _since
         self._since: Tensor | None = None
@@ -42,7 +42,7 @@ class StatelineCache:
     def __copy__(self) -> "StatelineCache":
         self._free = 0  # the state is shared from now on, so neither cache changes it in place
         copy = StatelineCache()
-        copy.__dict__.update(self.__dict__, _memory=None)
+        copy.__dict__.update(self.__dict__, _decoder=None)
         return copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StatelineCache":
@@ -96,6 +96,7 @@ class StatelineCache:
     ) -> None:
         """Store the state after the next tokens, and the number of columns that they filled."""
         self.state, self._free = state, 0
+        self._decoder = None  # a new turn: the weights may have changed
         self._count(columns, tokens)
 
     def step(self, model: LanguageModel, tokens: Int[Tensor, " batch"]) -> Tensor:
@@ -105,9 +106,8 @@ class StatelineCache:
             longest = int(state.position.max())
             state = self.state = cat_states([state], layer=model, capacity=longest + ROOM)
             self._free = ROOM
-        self._memory = self._memory or Memory(model)
-        with remembering(self._memory):
-            logits = model.step_(tokens, state)
+        self._decoder = self._decoder or Decoder(model)
+        logits = self._decoder.step_(tokens, state)
         self._free -= 1
         self._count(1, tokens[:, None])
         return logits

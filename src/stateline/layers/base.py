@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.calls import call, call_packed, is_inside
+from stateline.layers.decoder import Decoder
 from stateline.layers.documents import Documents
 from stateline.layers.state import leaves_of, nbytes
 from stateline.layers.stored_state import widened
@@ -98,6 +99,8 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         max_len: Largest number of tokens in a sequence, or ``None`` for no limit. The model around
             the layer enforces it.
         settings: Dataclass of the constructor's keywords, in layers that have one.
+        decodes: Whether this is the layer of a :class:`~stateline.layers.decoder.Decoder`, whose
+            steps no gradient is asked of.
     """
 
     wants_feed_forward: ClassVar[bool] = True
@@ -107,6 +110,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     any_batch_axes: ClassVar[bool] = False
     packs: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
+    decodes: ClassVar[bool] = False
     causal: bool = True
     max_len: int | None = None
     settings: Any = None
@@ -196,6 +200,13 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         precision.
         """
         return self._step_(x, state) if is_inside() else call(self, "step_", x, state)
+
+    def decoder(self) -> Decoder["SequenceLayer[StateT]"]:
+        """Prepare what follows from the present weights, to decode many tokens without gradients.
+
+        A session has one; a layer of its own has one, too.
+        """
+        return Decoder(self)
 
     def _forward(self, x: Tensor, *more: Any, **packed: Any) -> Tensor:
         return self._forward_chunk(x, self.init_state(x.shape[0]), *more, **packed)[0]

@@ -30,11 +30,10 @@ class _LeafSpec(NamedTuple):
 _specs: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
-class unchecked:
-    """Skip the checks of calls whose inputs and states are known to fit and to have rows.
+class _Inside:
+    """Calls in it come from inside another call.
 
-    For one token of a small layer, a check takes a noticeable part of the time. So does a context
-    manager made from a generator: this one is a class.
+    A context manager made from a generator would take longer: this one is a class.
     """
 
     __slots__ = ("_token",)
@@ -85,6 +84,14 @@ def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
         ) from error
 
 
+def check_call(layer: Any, name: str, x: Tensor, *more: Any) -> None:
+    """Raise InputError if the input or the state does not fit the layer; arguments as above."""
+    with _Inside():
+        _check_input(layer, x, name)
+        if name != "forward":
+            _check_state(layer, x, *more)
+
+
 def call_packed(
     layer: Any, name: str, x: Tensor, *more: Any, starts: Tensor | Documents, **options: Any
 ) -> Any:
@@ -119,10 +126,8 @@ def _call(
     **options: Any,
 ) -> Any:
     run = getattr(layer, f"_{name}")
-    with unchecked():
-        _check_input(layer, x, name)
-        if name != "forward":
-            _check_state(layer, x, *more)
+    check_call(layer, name, x, *more)
+    with _Inside():
         if 0 in x.shape[: _count_axes(name)]:
             return _call_empty(layer, name, x, *more, **options)
         if starts is not None:

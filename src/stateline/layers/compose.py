@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stateline.layers.base import AnyLayer, SequenceLayer, require_same_width, row_inputs
+from stateline.layers.decoder import prepared
 from stateline.layers.dropout import Dropout
 
 
@@ -89,6 +90,7 @@ class Branch(Around):
         self.dropout = Dropout(dropout)
 
     @property
+    @prepared
     def inner(self) -> AnyLayer:
         """The layer."""
         return self.layer
@@ -102,6 +104,9 @@ class Branch(Around):
 
 class Residual(Branch):
     """A pre-norm residual branch: ``x + layer(norm(x))``."""
+
+    def _step_(self, x: Tensor, state: Any, **own: Any) -> Tensor:
+        return self.leave(x, self.layer._step_(self.norm(x), state, **own))
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised stream, and the stream."""
@@ -301,6 +306,11 @@ class Chain(ActivationCheckpointing, Composite):
             x = call(link, x)
         return x
 
+    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
+        for link, own in zip(self.links, state, strict=True):
+            x = link._step_(x, own)
+        return x
+
 
 def inside(link: AnyLayer) -> AnyLayer:
     """The layer of a residual branch, or the layer."""
@@ -322,6 +332,7 @@ class Stack(Chain):
         self.causal = all(layer.causal for layer in layers)
 
     @property
+    @prepared
     def links(self) -> Sequence[AnyLayer]:
         """The layers."""
         return cast("list[AnyLayer]", list(self.layers))

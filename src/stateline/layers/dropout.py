@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stateline.errors import InputError
+from stateline.layers.decoder import prepared
 
 
 class Dropout(nn.Dropout):
@@ -28,6 +29,7 @@ class Dropout(nn.Dropout):
         super().__init__(p)
 
     @property
+    @prepared
     def rate(self) -> float:
         """Probability that an entry is dropped in the present mode."""
         return self.p if self.training else 0.0

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 
 
 class OffsetRMSNorm(nn.Module):
@@ -31,7 +31,7 @@ class OffsetRMSNorm(nn.Module):
         scale = self.scale()
         return F.rms_norm(x.to(scale.dtype), scale.shape, scale, self.eps).to(x.dtype)
 
-    @derived
+    @prepared
     def scale(self) -> Float[Tensor, " d_model"]:
         """The weight, in float32 at least."""
         return 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))

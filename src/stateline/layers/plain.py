@@ -4,6 +4,7 @@ from typing import TypeGuard
 
 from torch import nn
 
+from stateline.layers.decoder import kind_of
 from stateline.layers.linear import Linear
 
 
@@ -19,7 +20,7 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
         linear._backward_hooks,
     )
     changed = any(hooks) or "forward" in vars(linear)
-    return type(linear) in (nn.Linear, Linear) and not changed
+    return kind_of(linear) in (nn.Linear, Linear) and not changed
 
 
 def is_plain_with_bias(linear: nn.Module) -> TypeGuard[nn.Linear]:

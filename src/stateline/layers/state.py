@@ -38,6 +38,10 @@ Fingerprint = Mapping[str, str]
 _FORMAT = "stateline-state-2"
 
 
+class ForeignState(InputError):
+    """A state in a file is one of another model."""
+
+
 def leaves_of(state: State) -> list[Tensor]:
     """All tensors of a state, in order; much faster than PyTorch's function for any tree.
 
@@ -407,7 +411,7 @@ def _check_fingerprint(path: Path, found: Fingerprint, wanted: Fingerprint, forc
         raise InputError(f"{path} is not a state file (wanted format {_FORMAT})")
     for part, meaning in (("config", "another configuration"), ("weights", "other weights")):
         if found.get(part) != wanted[part] and not force:
-            raise InputError(
+            raise ForeignState(
                 f"{path} was saved by a model with {meaning}; load it with the model that saved "
                 "it, or override with force (--force)"
             )

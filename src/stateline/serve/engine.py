@@ -259,7 +259,7 @@ class Engine:
                 state = self._session.state([place])
                 active.key = active.row.name or active.key
                 if active.key:
-                    self.prefixes.keep(active.key, state, now=active.row.store)
+                    self.prefixes.keep(active.key, state, now=active.row.store, trusted=True)
                 text += active.text.finish()
             else:
                 staying.append(place)

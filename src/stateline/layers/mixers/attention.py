@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
@@ -240,7 +240,7 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
             q, k = self.rotated(positions, q, k)
         return scaled(q, self.settings.score_scale, self.rotary), k, v, gate
 
-    @derived
+    @prepared
     def scheme(self) -> tuple[Tensor | None, Tensor | None]:
         """Slopes and windows of the heads, where the position scheme has them."""
         slopes = windows = None

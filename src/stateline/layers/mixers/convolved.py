@@ -66,7 +66,7 @@ class ConvolvedRecurrence(SequenceLayer[Any]):
         return self.read(y, *needed), type(state)(conv, s)
 
     def _step_(self, x: Tensor, state: Any) -> Tensor:
-        if records(x):
+        if not self.decodes and records(x):
             return super()._step_(x, state)
         mixed, *others = self.project(x)
         inputs, needed = self.signals(self.conv.step_(mixed, state.conv), *others)

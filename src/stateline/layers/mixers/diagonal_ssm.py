@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents
 from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.ssm_settings import DiagonalSettings, RealTransform
@@ -128,9 +128,11 @@ class DiagonalRecurrence(ChannelSSM):
         return kernels_run(OP, device) and (device == "cpu" or self.c.shape[1] <= MOST_MODES)
 
     def _step_(self, x: Tensor, state: DiagonalSSMState) -> Tensor:
-        return super()._step_(x, state) if records(x) else self.stepper()(x, state.h)
+        if not self.decodes and records(x):
+            return super()._step_(x, state)
+        return self.stepper()(x, state.h)
 
-    @derived
+    @prepared
     def stepper(self) -> Stepper:
         """Steps in place, with the present weights."""
         return diagonal_ssm_stepper(self.weights(), self.skip)
@@ -191,7 +193,7 @@ class DiagonalSSM(DiagonalRecurrence):
         self.c = nn.Parameter(torch.randn(outputs, modes, 2) * 0.5**0.5)
         self.skip = nn.Parameter(torch.randn(outputs))
 
-    @derived
+    @prepared
     def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
         decay = _DECAYS[self.settings.real_transform][0](self.log_decay)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from stateline.layers.base import SequenceLayer, StateT
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence, DiagonalSSMState
 from stateline.layers.mixers.finite_filter import FiniteFilter, FiniteFilterState
@@ -64,7 +64,7 @@ class DSSModes(SequenceLayer[StateT]):
 class DSSRecurrence(DSSModes[DiagonalSSMState], DiagonalRecurrence):
     """The kernels ``exp`` and ``clip``, computed as recurrences."""
 
-    @derived
+    @prepared
     def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
         spectrum, log_a = self.modes()
@@ -82,7 +82,7 @@ class DSSFilter(DSSModes[FiniteFilterState], FiniteFilter):
         kernels = 2 * 4.0 * self.c.shape[0] * self.c.shape[1] * self.filter_len
         return super().flops_per_token(length) + kernels / length
 
-    @derived
+    @prepared
     def taps(self) -> Float[Tensor, "output filter_len"]:
         """The weighted sum of each mode's softmax over time."""
         spectrum, log_a = self.modes()

@@ -125,4 +125,5 @@ class FeedForward(Positionwise):
         pays = self.activation == "gelu" and x.ndim > 2  # not for one token
         if pays and not self.dropout.rate and is_plain_with_bias(a) and is_plain_with_bias(b):
             return feed_forward(x, FeedForwardWeights(a.weight, a.bias, b.weight, b.bias))
-        return b(self.dropout(activated(a(x), self.activation)))
+        h = activated(a(x), self.activation)
+        return b(self.dropout(h) if self.dropout.rate else h)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.layers.base import SequenceLayer, records, zeros
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents, mask_of
 from stateline.ops import short_conv, short_conv_step, short_conv_stepper, slide
 from stateline.ops.dispatch import kernels_run
@@ -72,11 +72,12 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         return self.finish(y).to(x.dtype), FiniteFilterState(past)
 
     def _step_(self, x: Tensor, state: FiniteFilterState) -> Tensor:
-        if records(x) or self.d_output != self.d_model:
+        recorded = not self.decodes and records(x)
+        if recorded or self.d_output != self.d_model:
             return super()._step_(x, state)
         return self.finish(self.stepper()(x, state.past)).to(x.dtype)
 
-    @derived
+    @prepared
     def stepper(self) -> Stepper:
         """Steps in place, with the present weights."""
         return short_conv_stepper(self.weights()[0])
@@ -85,7 +86,7 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         """A convolution per output, or a multiply-add per tap where that costs less."""
         return self.d_output * min(convolution_flops(length), 2.0 * self.filter_len)
 
-    @derived
+    @prepared
     def weights(self) -> Float[Tensor, "filter taps d_model"]:
         """The filters in the layout of the state: the tap of the oldest input comes first.
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, zeros
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.convolved import ConvolvedHeads
 from stateline.layers.mixers.finite_filter import FiniteFilterState
@@ -169,7 +169,7 @@ class GatedDeltaNet(ConvolvedHeads):
         between = 6.0 * self.d_key * self.d_values
         return super().flops_per_token(length) + self.n_products * (inside + between)
 
-    @derived
+    @prepared
     def rate(self) -> Float[Tensor, " head"]:
         """Decay rate of each head per unit of step."""
         return self.a_log.exp()

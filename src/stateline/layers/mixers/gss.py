@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Around
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence
 from stateline.ops import DiagonalWeights
@@ -47,7 +47,7 @@ class SimplifiedDSS(DiagonalRecurrence):
         self.c = nn.Parameter(torch.randn(d_model, d_state, 2))
         self.skip = nn.Parameter(torch.randn(d_model))
 
-    @derived
+    @prepared
     def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
         frequency = self.frequency.exp() if self.exp_frequency else self.frequency

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
@@ -103,17 +103,17 @@ class H3(SequenceLayer[H3State]):
         return self.out_proj(y), H3State(FiniteFilterState(past), DiagonalSSMState(h))
 
     def _step_(self, x: Tensor, state: H3State) -> Tensor:
-        if records(x):
+        if not self.decodes and records(x):
             return super()._step_(x, state)
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         return self.out_proj(self.stepper()(q, k, v, _inner(state)))
 
-    @derived
+    @prepared
     def weights(self) -> H3Weights:
         """Weights of the core."""
         return H3Weights(self.shift.taps(), self.diagonal.weights(), self.diagonal.skip)
 
-    @derived
+    @prepared
     def stepper(self) -> Stepper:
         """Steps in place of the core, with the present weights."""
         return h3_core_stepper(self.weights())

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.ops import rotary as turn
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.positions import RopeScaling, frequencies, rotation
@@ -108,7 +108,7 @@ class RotatesHeads(nn.Module):
     rotary: Rotary | None
     out_proj: nn.Linear
 
-    @derived
+    @prepared
     def frequency(self) -> Float[Tensor, " pair"]:
         """Angle per position of each pair."""
         assert self.rotary is not None

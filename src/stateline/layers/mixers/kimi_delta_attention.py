@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.base import zeros
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.convolved import ConvolvedHeads
 from stateline.layers.mixers.gated_delta_net import GatedDeltaNetState
@@ -95,7 +95,7 @@ class KimiDeltaAttention(ConvolvedHeads):
         inside = min(length, CHUNK) * 15.0 * inner
         return super().flops_per_token(length) + inside + 8.0 * self.d_head * inner
 
-    @derived
+    @prepared
     def rate(self) -> Float[Tensor, "head 1"]:
         """Decay rate of each head per unit of step."""
         return self.a_log.exp()[:, None]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.linear_attention import MatrixAttention
@@ -59,7 +59,7 @@ class LightningAttention(MatrixAttention):
         self.norm = nn.RMSNorm(n_heads * self.d_head, eps=norm_eps)
         self.out_proj = Linear(n_heads * self.d_head, d_model, bias=False)
 
-    @derived
+    @prepared
     def log_decay(self) -> Float[Tensor, " head"]:
         """Logarithms of the decays, in float32 at least."""
         weight = self.qkv.weight

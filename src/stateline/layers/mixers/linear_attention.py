@@ -106,7 +106,7 @@ class MatrixAttention(SequenceLayer[Any]):
         return self.read(y, gate), self.after(state, s, gate)
 
     def _step_(self, x: Tensor, state: Any) -> Tensor:
-        if records(x):
+        if not self.decodes and records(x):
             return super()._step_(x, state)
         *signals, gate = self.signals(x, state)
         return self.read(linear_attention_step_(LinearSignals(*signals), state.s), gate)

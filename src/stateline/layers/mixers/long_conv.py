@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.finite_filter import FiniteFilter
 from stateline.layers.mixers.ssm_layer import SSMLayer
@@ -77,7 +77,7 @@ class ImplicitFilters(FiniteFilter):
         weights = self.w_in.numel() + self.w_hidden.numel() + self.w_out.numel()
         return super().flops_per_token(length) + 2.0 * self.filter_len * weights / length
 
-    @derived
+    @prepared
     def taps(self) -> Float[Tensor, "outputs filter_len"]:
         """All filters; the skip connection is added to the first tap."""
         layers = (self.w_in, self.b_in, self.w_hidden, self.b_hidden, self.w_out)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import accumulates, zeros
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.finite_filter import FiniteFilterState
@@ -120,7 +120,7 @@ class Mamba(ConvolvedRecurrence):
         steps = 2.0 * self.dt_weight.numel() + 7.0 * self.a_log.numel()
         return super().flops_per_token(length) + steps
 
-    @derived
+    @prepared
     def transition(self) -> Float[Tensor, "d_inner d_state"]:
         """A, which is negative, so that states decay."""
         return -self.a_log.exp()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import accumulates, zeros
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import scaled_linear
 from stateline.layers.mixers.convolved import ConvolvedRecurrence
@@ -180,7 +180,7 @@ class Mamba2(ConvolvedRecurrence):
         between = 4.0 * self.d_state * self.d_inner
         return super().flops_per_token(length) + inside + between
 
-    @derived
+    @prepared
     def transition(self) -> Float[Tensor, " head"]:
         """The decay rate a of each head, which is negative."""
         return -self.a_log.exp()

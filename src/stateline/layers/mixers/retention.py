@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import accumulates, records
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents, count_positions
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, RotatesHeads
@@ -77,7 +77,7 @@ class Retention(MatrixAttention, RotatesHeads):
         (s,) = super().init_state(batch_size, capacity=capacity)
         return RetentionState(s, torch.zeros(batch_size, dtype=torch.int64, device=s.device))
 
-    @derived
+    @prepared
     def log_decay(self) -> Float[Tensor, " head"]:
         """Logarithms of the decays, in float32 at least."""
         weight = self.in_proj.weight
@@ -115,6 +115,6 @@ class Retention(MatrixAttention, RotatesHeads):
 
     def _step_(self, x: Tensor, state: RetentionState) -> Tensor:
         y = super()._step_(x, state)
-        if not records(x):  # else it was counted
+        if self.decodes or not records(x):  # else it was counted
             state.length.add_(1)
         return y

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents, count_positions, mask_of
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
@@ -112,7 +112,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         return self._read(y, z), RGLRUState(conv, h[..., 0], state.length + 1)
 
     def _step_(self, x: Tensor, state: RGLRUState) -> Tensor:
-        if records(x):
+        if not self.decodes and records(x):
             return super()._step_(x, state)
         z, u = self.in_proj(x).chunk(2, dim=-1)
         signals = self._signals(self.conv.step_(u, state.conv), state.length)
@@ -125,7 +125,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         gates = 4.0 * self.decay_weight.numel() + 10.0 * self.d_inner
         return super().flops_per_token(length) + gates
 
-    @derived
+    @prepared
     def rates(self) -> Float[Tensor, " d_inner"]:
         """Rate -log a at which each channel decays where its gate r is 1."""
         return _SHARPNESS * F.softplus(self.rate)

@@ -133,7 +133,7 @@ class RWKV7(SequenceLayer[RWKV7State], TakesHeads):
         return y, RWKV7State(x.clone(), s)
 
     def _step_(self, x: Tensor, state: RWKV7State, *, values: Values | None = None) -> Tensor:
-        if records(x):
+        if not self.decodes and records(x):
             y, after = self._step(x, widened(state), values=values)
             state.s.copy_(after.s)
         else:

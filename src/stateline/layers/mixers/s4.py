@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.diagonal_ssm import ChannelSSM, Operators
 from stateline.layers.mixers.ssm_layer import SSMLayer
@@ -69,7 +69,7 @@ class S4SSM(ChannelSSM):
         self.c = nn.Parameter(torch.randn(outputs, modes, 2) * 0.5**0.5)
         self.skip = nn.Parameter(torch.randn(outputs))
 
-    @derived
+    @prepared
     def weights(self) -> DPLRWeights:
         """Step, diagonal and low-rank part of the transition, input and output vector."""
         a = torch.stack([-self.log_decay.exp(), self.frequency], dim=-1)

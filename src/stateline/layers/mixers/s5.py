@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import Output, S5Settings
@@ -106,7 +106,7 @@ class S5SSM(SequenceLayer[S5State]):
         maps = 4.0 * (self.d_model + len(self.c))
         return len(self.real) * (maps + scan_flops(length) / length)
 
-    @derived
+    @prepared
     def weights(self) -> MIMOWeights:
         """Logarithm of the transition, input matrix and output matrix of the recurrence."""
         its = self.settings

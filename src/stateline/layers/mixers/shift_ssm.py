@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.derived import derived
+from stateline.layers.decoder import prepared
 from stateline.layers.mixers.finite_filter import FiniteFilter
 from stateline.ops import shift_taps
 from stateline.settings import at_least
@@ -45,7 +45,7 @@ class ShiftSSM(FiniteFilter):
         self.c = nn.Parameter(torch.empty(d_model, d_state).uniform_(-1, 1) / math.sqrt(d_state))
         self.skip = nn.Parameter(torch.randn(d_model))
 
-    @derived
+    @prepared
     def taps(self) -> Float[Tensor, "d_model taps"]:
         """The filter: correlation of B with C, plus the skip connection in the first tap."""
         return shift_taps(self.b, self.c, self.skip)
