@@ -12,6 +12,7 @@ their width, unless --d_model or --parameters is given.
 
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import Namespace
@@ -25,6 +26,8 @@ from stateline.files import check_writable
 from stateline.plugins import command_line
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from stateline.compare import Comparison, News, Recipe
 
 TASKS = ("associative_recall", "copying", "text")
@@ -97,6 +100,9 @@ def add_arguments(parser: Parser) -> None:
         "or all models (order); by default best, but no with --protocol quick or with --seeds",
     )
     option("budget_minutes", float, None, "time after which --decide adds no seeds")
+    about = "time after which training stops, with what is done; the same command goes on"
+    option("minutes", float, None, about)
+    parser.switch("dry_run", "show runs, memory and minutes, from a few updates of each model")
     option("steps", int, None, "training steps; by default the task's own")
     option("lr", float, None, "learning rate of all runs; no other is tried")
     option("precision", Literal["float32", "bfloat16"], None, "of training; by default the task's")
@@ -129,6 +135,9 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from stateline.reports.budgets import read_budget
 
     comparison, console = _comparison(given), wide_console()
+    if given.dry_run:
+        _print_forecast(comparison, given.out, console)
+        return 0
     observers: list[News] = [*tracked(given.tracker)]
     budgets = [*map(read_budget, given.budget)]
     with results_folder(given.out) as (folder, mirror):
@@ -148,9 +157,37 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
             )
         print_results(results, console, budgets)
         write_report(results, report, budgets)
+    if not results.finished:
+        console.print(f"\n--minutes {given.minutes:g} are over: the same command goes on.")
     where = f"\nreport: {given.out}/report.html    data: {given.out}/results.json"
     console.print(where, soft_wrap=True)
     return 0
+
+
+def _print_forecast(comparison: "Comparison", out: str, console: "Console") -> None:
+    """Print what each model will cost on each task, and all of them together."""
+    from rich import box
+    from rich.table import Table as Grid
+
+    from stateline.compare.forecast import forecast
+    from stateline.reports.format import count, short_bytes, short_number
+    from stateline.workers import cores
+
+    found = forecast(comparison, Path(out))
+    names = ("task", "model", "runs", "trials", "there", "memory", "minutes")
+    grid = Grid(*names, box=box.SIMPLE_HEAD, show_edge=False)
+    for own in found:
+        counts = map(str, (own.runs, own.trials, own.done))
+        costs = short_bytes(own.memory), short_number(own.seconds / 60)
+        grid.add_row(own.task, own.model, *counts, *costs)
+    console.print(grid)
+    whole, trials = sum(own.runs for own in found), sum(own.trials for own in found)
+    minutes = sum(own.seconds for own in found) / 60
+    console.print(
+        f"At most {count(whole, 'run')} and {count(trials, 'trial')}: updates of "
+        f"{short_number(minutes)} minutes on one core, {short_number(minutes / cores())} on all "
+        f"{cores()}; scoring comes on top. Runs that solve their task end sooner."
+    )
 
 
 def _comparison(given: Any) -> "Comparison":

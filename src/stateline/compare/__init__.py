@@ -1,7 +1,6 @@
 """Compare architectures: choose settings for each, train it at the same size, score it, time it."""
 
 import multiprocessing
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,14 +9,13 @@ from msgspec.structs import replace
 from stateline.bench.speed import Cell
 from stateline.compare.comparison import Comparison, make_tasks, plan
 from stateline.compare.engine import Engine, run_all
-from stateline.compare.news import News
+from stateline.compare.news import Deadline, News, TimeIsOver, together
 from stateline.compare.pool import local
 from stateline.compare.recipe import Recipe
-from stateline.compare.sweep import Sweep
+from stateline.compare.sweep import Sweep, missing
 from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.files import sole_writer
-from stateline.runs.folder import stored_run
 from stateline.runs.initial import check_tokenizer
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import Results, RunRecord
@@ -60,7 +58,8 @@ def compare(
             or ``none``.
 
     Returns:
-        The content of ``folder / "results.json"``, which is also updated after each run.
+        The content of ``folder / "results.json"``, which is also updated after each run. After the
+        comparison's ``minutes`` it is what is there, and ``finished`` is false.
 
     Raises:
         InputError: If a pattern, task or setting cannot be used or the device does not exist
@@ -69,6 +68,8 @@ def compare(
     _check_not_in_worker()
     folder = Path(folder)
     engine, news = engine or local(device, workers), news or News()
+    if comparison.minutes is not None:
+        news = together([news, Deadline(comparison.minutes)])
     tasks = make_tasks(comparison)
     sweep = Sweep(comparison, plan(comparison, tasks), tasks)
     for job in sweep.jobs:
@@ -81,7 +82,7 @@ def compare(
     with sole_writer(folder):
         begun = replace(outline(sweep.jobs, tasks, command), protocol=sweep.protocol())
         done: dict[Job, RunRecord] = {}
-        todo = _todo(sweep, sweep.first(), folder, done)
+        todo = missing(sweep, sweep.first(), folder, done)
         _update(begun, folder, sweep, done)  # fails now if the folder cannot be written to
         news.planned(sweep.count(), sweep.count() - len(todo) - sweep.later())
         for job in {job.label: job for job in todo if job.init}.values():
@@ -90,11 +91,14 @@ def compare(
 
         def then(job: Job, run: RunRecord) -> list[Job]:
             done[job] = run
-            more = _todo(sweep, sweep.after(job, run), folder, done)
+            more = missing(sweep, sweep.after(job, run), folder, done)
             _update(begun, folder, sweep, done)
             return more
 
-        run_all(engine, todo, tasks, folder, news, then)
+        try:
+            run_all(engine, todo, tasks, folder, news, then)
+        except TimeIsOver:
+            return _update(begun, folder, sweep, done)
         results, timed = _update(begun, folder, sweep, done), _jobs_to_time(sweep.jobs, tasks)
 
         def tell(cell: Cell) -> None:
@@ -115,20 +119,6 @@ def _check_not_in_worker() -> None:
             "compare() was called while a worker process imported the main script: put the call "
             'under if __name__ == "__main__":'
         )
-
-
-def _todo(sweep: Sweep, jobs: Sequence[Job], folder: Path, done: dict[Job, RunRecord]) -> list[Job]:
-    """The jobs without a result, among these jobs and all that follow from their results."""
-    waiting, todo = deque(jobs), list[Job]()
-    while waiting:
-        job = waiting.popleft()
-        run = stored_run(folder / "runs" / job.name)
-        if run is not None and sweep.is_done(job, run):
-            done[job] = run
-            waiting.extend(sweep.after(job, run))
-        else:
-            todo.append(job)
-    return todo
 
 
 def _update(results: Results, folder: Path, sweep: Sweep, done: dict[Job, RunRecord]) -> Results:

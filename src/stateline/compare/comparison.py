@@ -67,6 +67,8 @@ class Comparison:
             differs significantly from the others, or when all models do (``order``). ``no`` runs a
             fixed number of seeds. The default of ``stateline compare`` is ``best``.
         budget_minutes: Time after which no seeds are added.
+        minutes: Time after which training stops, with what is done; the same comparison, started
+            again, goes on.
         match: What the models have in common: ``parameters``, ``flops`` (per token), ``state``
             (its bytes) or ``none``.
         match_length: Tokens at which they have FLOPs or state bytes in common; by default the
@@ -89,6 +91,7 @@ class Comparison:
     seeds: int | None = None
     decide: Wanted = "no"
     budget_minutes: float | None = None
+    minutes: float | None = None
     match: MatchedBy = "parameters"
     match_length: int | None = None
     model: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -218,10 +221,15 @@ def _check_protocol(comparison: Comparison) -> None:
             f"decide begins with {FIRST_LOOK} seeds and adds more, got seeds={comparison.seeds}: "
             "give more, or leave out decide"
         )
-    if comparison.budget_minutes is not None and not comparison.budget_minutes >= 0:
-        raise InputError(f"budget_minutes must be at least 0, got {comparison.budget_minutes:g}")
+    for name in ("budget_minutes", "minutes"):
+        limit = getattr(comparison, name)
+        if limit is not None and not limit >= 0:
+            raise InputError(f"{name} must be at least 0, got {limit:g}")
     if comparison.budget_minutes is not None and comparison.decide == "no":
-        raise InputError("budget_minutes limits the seeds that are added: it needs decide")
+        raise InputError(
+            "budget_minutes limits the seeds that are added: give decide (--decide), or limit all "
+            "runs by minutes"
+        )
     tried = max(map(len, (comparison.lrs, comparison.muon_lrs, comparison.weight_decays))) > 1
     if comparison.protocol == "quick" and tried:
         raise InputError("the protocol quick tries nothing: give one rate, or use sweep")

@@ -1,5 +1,6 @@
 """What a comparison reports while it runs."""
 
+import time
 from collections.abc import Sequence
 
 from stateline.runs.job import Job
@@ -30,6 +31,29 @@ class News:
 
     def timed(self, speeds: Sequence[SpeedRecord]) -> None:
         """The speed of all models has been measured."""
+
+
+class TimeIsOver(Exception):
+    """The minutes of a comparison are over; its runs can be continued."""
+
+
+class Deadline(News):
+    """Stops a comparison when its time is over: raises :class:`TimeIsOver` at the next news."""
+
+    def __init__(self, minutes: float) -> None:
+        self.end = time.monotonic() + 60 * minutes
+
+    def _check(self) -> None:
+        if time.monotonic() > self.end:
+            raise TimeIsOver
+
+    def progress(self, job: Job, metrics: Metrics) -> None:  # noqa: ARG002
+        """A job has trained further."""
+        self._check()
+
+    def finished(self, job: Job, run: RunRecord) -> None:  # noqa: ARG002
+        """A job is done."""
+        self._check()
 
 
 def together(observers: Sequence[News]) -> News:

@@ -6,15 +6,18 @@ scored runs. Trials and scored runs share no seed, and no data that is scored.
 """
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from stateline.compare.comparison import Comparison
 from stateline.compare.seeds import Seeds
 from stateline.errors import InputError
 from stateline.models.pattern import MAX_REPEAT
+from stateline.runs.folder import stored_run
 from stateline.runs.job import Job
 from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
 from stateline.runs.results import RunRecord
@@ -98,6 +101,14 @@ class Sweep:
         waiting = [trials for trials in open_ if not self._continued & set(trials)]
         scored = set(self.jobs) - self._named
         return len(scored) + sum(math.ceil(KEPT * len(trials)) for trials in waiting)
+
+    def trials(self, job: Job) -> tuple[int, int]:
+        """How many trials choose the settings of a scored run, and their updates at most."""
+        trials = self._trials[_model(job)]
+        if len(trials) == 1:
+            return 0, 0
+        until, kept = trials[0].until or job.training.steps, math.ceil(KEPT * len(trials))
+        return len(trials), len(trials) * until + kept * (job.training.steps - until)
 
     def is_done(self, job: Job, run: RunRecord) -> bool:
         """Whether a stored result completes a job."""
@@ -243,3 +254,26 @@ def _around(rate: float) -> list[float]:
 
 def _ended_well(run: RunRecord) -> bool:
     return run.stopped in (*COMPLETE, "paused")
+
+
+def missing(
+    sweep: Sweep, jobs: Sequence[Job], folder: Path, done: dict[Job, RunRecord]
+) -> list[Job]:
+    """The jobs without a result, among these jobs and all that follow from their results.
+
+    Args:
+        sweep: What the jobs belong to.
+        jobs: The jobs to begin with.
+        folder: Folder of the comparison.
+        done: Gets the jobs with their results.
+    """
+    waiting, todo = deque(jobs), list[Job]()
+    while waiting:
+        job = waiting.popleft()
+        run = stored_run(folder / "runs" / job.name)
+        if run is not None and sweep.is_done(job, run):
+            done[job] = run
+            waiting.extend(sweep.after(job, run))
+        else:
+            todo.append(job)
+    return todo
