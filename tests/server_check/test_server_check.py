@@ -1,12 +1,15 @@
 """The check of servers finds planted bugs, and is silent about a server that is right."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import stateline
 from stateline.cli import main
 from stateline.errors import InputError
 from stateline.serve.engine import Engine
@@ -130,3 +133,35 @@ def test_lost_text_is_an_infinite_difference_and_texts_alone_differ_by_one() -> 
     assert distance(a, answer("a", {"a": 0.0})) == float("inf")
     assert distance(Answer("a", (), (), 1), Answer("b", (), (), 1)) == 1
     assert distance(Answer("a", (), (), 1), Answer("a\ufffd", (), (), 1)) == 0
+
+
+@pytest.mark.parametrize("plant", [None, faults.changing_state])
+def test_the_module_needs_the_standard_library_alone(
+    plant: Callable[[Engine], None] | None, tmp_path: Path
+) -> None:
+    """With ``-S``, Python finds no installed package."""
+    app, source = faults.letters_app(MODEL), Path(stateline.__file__).parents[1]
+    if plant is not None:
+        plant(app.state.service.engine)
+    command = [sys.executable, "-S", "-m", "stateline.server_check"]
+    file = tmp_path / "found.json"
+    environment = {"PYTHONPATH": str(source)}
+    with running(app) as client:
+        done = subprocess.run(
+            [*command, client.url, "--json", str(file)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == (0 if plant is None else 1), done
+    assert json.loads(file.read_text())["sentence"] in done.stdout
+    gone = subprocess.run(
+        [*command, "http://127.0.0.1:1/v1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (gone.returncode, gone.stderr.count("\n")) == (2, 1), gone
+    assert "cannot reach" in gone.stderr

@@ -1,6 +1,7 @@
 """The work of ``stateline generate``: reading texts, continuing them, and keeping states."""
 
 import json
+import logging
 import re
 import sys
 import time
@@ -15,6 +16,7 @@ from torch import Tensor
 from stateline import generate
 from stateline.cli.options import open_model
 from stateline.data import Tokenizer
+from stateline.data.chat import chat_text, next_turn, turn_end
 from stateline.devices import log_bfloat16_rate, resolve_dtype
 from stateline.errors import InputError
 from stateline.files import regular_file
@@ -24,6 +26,8 @@ from stateline.layers import cat_states, nbytes
 from stateline.layers.state import save_state
 from stateline.models.language_model import LanguageModel
 from stateline.reports.format import short_bytes
+
+log = logging.getLogger("stateline.generate")
 
 
 @dataclass
@@ -57,6 +61,7 @@ def continue_texts(given: Namespace) -> None:
     model, tokenizer = open_model(given)
     if device_of(model).type == "cpu" and model.embedding.weight.dtype == torch.bfloat16:
         log_bfloat16_rate()
+    _warn_of_chats(given, tokenizer)
     TextStream(tokenizer, given.stop)  # checks the stop strings before anything is read
     readers = [_Reader(model)]
     if given.draft is not None:
@@ -106,13 +111,14 @@ def _continue_one(
     states, kept = _read(given, readers, tokenizer), readers[0].kept
     session = _session(given, readers, states, sampling)
     _tell_origin(given, kept)
-    text = TextStream(tokenizer, given.stop, None if kept is None else kept.text)
+    more: dict[str, Any] = {"ends": _ends(given, tokenizer), "special": given.special_tokens}
+    text = TextStream(tokenizer, given.stop, None if kept is None else kept.text, **more)
     if given.stream or given.prompt is not None:
         numbers = isinstance(tokenizer, generate.NumberTokenizer)
-        echo = "" if given.stream or numbers else given.prompt
+        echo = "" if given.stream or given.chat or numbers else given.prompt
         _show("" if given.log_probs else text.finish() + echo)
         last = states[0].token if readers[0].last is None else readers[0].last
-        text = TextStream(tokenizer, given.stop, after=last.tolist())
+        text = TextStream(tokenizer, given.stop, after=last.tolist(), **more)
     if given.log_probs:
         print("token", "log_prob", "text", sep="\t")
     begin = time.perf_counter()
@@ -155,8 +161,9 @@ def _read(given: Namespace, readers: Sequence[_Reader], tokenizer: Tokenizer) ->
     if given.stream:
         chunks = generate.token_chunks(sys.stdin.buffer.read, tokenizer, begins=begins)
     elif given.prompt is not None:
-        encode = tokenizer.prompt if begins else tokenizer.encode
-        chunks = [torch.from_numpy(encode(given.prompt))]
+        state = readers[0].state
+        last = None if state is None else int(state.token)
+        chunks = [_tokens(given, tokenizer, given.prompt, begins=begins, last=last)]
     for chunk in chunks:
         for reader in readers if len(chunk) else ():
             reader.take(chunk)
@@ -188,9 +195,9 @@ def _continue_batch(
 ) -> None:
     """Print a JSON object for each prompt, in order; each continues a fork of the kept state."""
     model, prefixes = reader.model, reader.prefixes
-    prompts = _lines(given.prompts)
-    encode = tokenizer.prompt if reader.state is None else tokenizer.encode
-    rows = [torch.from_numpy(encode(prompt)) for prompt in prompts]
+    prompts, begins = _lines(given.prompts), reader.state is None
+    last = None if reader.state is None else int(reader.state.token)
+    rows = [_tokens(given, tokenizer, one, begins=begins, last=last) for one in prompts]
     if prefixes is not None:
         read = [prefixes.read(row) for row in rows]
         state = cat_states([row.state for row in read])
@@ -208,7 +215,8 @@ def _continue_batch(
     stored = resolve_dtype(given.state_dtype)
     generate.check_length(model, state.length, given.max_new_tokens)
     _tell_origin(given, reader.kept)
-    texts = [TextStream(tokenizer, given.stop, after=row.tolist()) for row in rows]
+    more: dict[str, Any] = {"ends": _ends(given, tokenizer), "special": given.special_tokens}
+    texts = [TextStream(tokenizer, given.stop, after=row.tolist(), **more) for row in rows]
     results: list[dict[str, Any]] = [{"prompt": p, "text": ""} for p in prompts]
     session = Session(model, state, sampling=sampling, state_dtype=stored)
     for decoded in generate.decode_text(session, texts, given.max_new_tokens):
@@ -220,6 +228,33 @@ def _continue_batch(
     for result, text in zip(results, texts, strict=True):
         result["text"] += text.finish()
         _show(json.dumps(result, ensure_ascii=False) + "\n")
+
+
+def _tokens(
+    given: Namespace, tokenizer: Tokenizer, prompt: str, *, begins: bool, last: int | None
+) -> Tensor:
+    """The tokens of a prompt, which with ``--chat`` is a message; ``last`` is the one before."""
+    if not given.chat:
+        encode = tokenizer.prompt if begins else tokenizer.encode
+        return torch.from_numpy(encode(prompt))
+    said = [{"role": "user", "content": prompt}]
+    if not begins:
+        tokens = torch.from_numpy(tokenizer.encode(next_turn(tokenizer, said)))
+        return tokens[1:] if len(tokens) and int(tokens[0]) == last else tokens
+    if given.system is not None:
+        said.insert(0, {"role": "system", "content": given.system})
+    return torch.from_numpy(tokenizer.encode(chat_text(tokenizer, said)))
+
+
+def _warn_of_chats(given: Namespace, tokenizer: Tokenizer) -> None:
+    if tokenizer.chat_template and not given.chat:
+        log.warning("the model is for chats, but the prompt is plain text: give --chat")
+
+
+def _ends(given: Namespace, tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that end a text, in a chat also the one that ends a turn."""
+    end = turn_end(tokenizer) if given.chat else None
+    return tokenizer.end_tokens | (frozenset() if end is None else {end})
 
 
 def _lines(path: str) -> list[str]:

@@ -18,6 +18,9 @@ def add_arguments(parser: Parser) -> None:
     option("prompt", str, None, "text, or token numbers without a tokenizer")
     option("prompts", str, None, "file with one prompt per line; prints JSON")
     switch("stream", "read a prompt of any length from stdin")
+    switch("chat", "each prompt is a message of a chat, written by the model's template")
+    option("system", str, None, "with --chat: a message of the system before the first")
+    switch("special_tokens", "show special tokens, such as those that end a turn")
     option("max_new_tokens", int, 256, "largest number of new tokens")
     option("temperature", float, 0.8, "0 takes the likeliest token")
     option("top_k", int, None, "only the k likeliest tokens")
@@ -53,6 +56,10 @@ def _check(given: Namespace) -> None:
     ways = [name for name in ("prompt", "prompts", "stream") if given[name] not in (None, False)]
     if len(ways) > 1:
         raise InputError(f"give one of --prompt, --prompts and --stream, got {' and '.join(ways)}")
+    if given.chat and (given.stream or not ways):
+        raise InputError("--chat needs the message: give it as --prompt, or several in --prompts")
+    if given.system is not None and (not given.chat or given.state is not None):
+        raise InputError("--system begins a chat: give it with --chat, and not with --state")
     if given.prompts is not None and given.save_state is not None:
         raise InputError(
             "--save_state keeps one text, but --prompts has several: give one --prompt"

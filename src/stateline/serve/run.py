@@ -39,9 +39,12 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self._wait(ARRIVAL)
         if len(self.connections) > connections():
-            others = [one for one in self.connections if isinstance(one, _Connection)]
-            oldest = min(others, key=lambda one: (one.answering, one.since))
-            oldest.transport.abort()
+            others = [
+                one
+                for one in self.connections
+                if isinstance(one, _Connection) and not one.transport.is_closing()
+            ]
+            min(others, key=lambda one: (one.answering, one.since)).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; called by asyncio."""
