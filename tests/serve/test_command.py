@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stateline.cli import main
-from stateline.generate import PrefixStates
+from stateline.generate import PrefixStates, load_run, trained_length
 from stateline.generate.session import Session
 from stateline.models.checkpoint import load_model, save_model
 from tests.serve.running import Client, opinionated
@@ -62,6 +62,40 @@ def test_a_killed_server_goes_on_bit_by_bit(tmp_path: Path) -> None:
     pairs = zip(*(pytree.tree_leaves(s.model) for s in (loaded, session.state())), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert Session(model, loaded).step().logits.equal(session.step().logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_is_stopped_says_what_became_of_its_states(
+    tmp_path: Path, number: int
+) -> None:
+    save_model(opinionated("lstm"), tmp_path / "tiny")
+    command = [sys.executable, "-m", "stateline", "serve", str(tmp_path / "tiny"), "--port", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, **pipes)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert told == "stateline: the server has ended; its states are gone\n"
+    assert process.returncode == 128 + number
+
+
+def test_the_models_longest_text_is_the_limit(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=77,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    model, _ = load_run(tmp_path / "llama")
+    assert trained_length(model, tmp_path / "llama") == 77
+    save_model(opinionated("lstm"), tmp_path / "tiny")
+    assert trained_length(load_model(tmp_path / "tiny"), tmp_path / "tiny") is None
 
 
 def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

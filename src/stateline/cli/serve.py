@@ -72,7 +72,6 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         _tell("the model is for chats, but /v1/completions is plain text: use /v1/chat/completions")
 
     listening = listen(given.host, given.port)
-    print(f"{name} at http://{given.host}:{listening.getsockname()[1]}/v1", flush=True)
     app = make_app(
         prefixes,
         tokenizer,
@@ -83,6 +82,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         origins=given.cors,
     )
     try:
+        print(f"{name} at http://{given.host}:{listening.getsockname()[1]}/v1", flush=True)
         make_server(app).run(sockets=[listening])
     except KeyboardInterrupt as error:
         states = f"states are kept in {given.states}" if given.states else "its states are gone"
