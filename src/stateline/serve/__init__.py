@@ -1,4 +1,4 @@
-"""A server with OpenAI's interfaces for completions and responses, whose states are kept."""
+"""A server with OpenAI's interfaces for completions, chats and responses, whose states are kept."""
 
 from stateline.serve.app import make_app
 from stateline.serve.engine import Engine
