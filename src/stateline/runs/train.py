@@ -76,10 +76,10 @@ def train_and_score(
     seed, own = job.training.seed, job.training.init_seed
     torch.manual_seed(seed if own is None else own)
     fresh = not found(folder)
-    begun = (
-        start_from(job.model, job.init, learned) if job.init and fresh else make_model(job.model)
-    )
-    model = begun.to(processes.device)
+    if job.init and fresh:
+        model = start_from(job.model, job.init, learned, processes.device)
+    else:
+        model = make_model(job.model).to(processes.device)
     processes.on_main(lambda: _note(task, folder, fresh=fresh))
     ended = _train(job, learned, model, folder, on_log, processes, interrupted)
     good = ended.stopped in COMPLETE and not job.trial

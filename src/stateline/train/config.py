@@ -129,6 +129,16 @@ class TrainConfig:
         seed: Seed of the data, of the masks of dropout, and of the initial weights.
         init_seed: Another seed of the initial weights. With it, runs can differ in these weights
             alone, or share them and differ in the rest.
+        freeze: Weights that stay as they are: patterns of their names, separated by spaces, such
+            as ``embedding.* *.norm.*``.
+        teacher: Folder of a language model to learn from, in place of the task's own loss
+            (distillation).
+        match: What is compared with the teacher: ``logits``, the distributions of the next token;
+            ``outputs`` of the layers that replace others, each on the teacher's input of the
+            layer, by the norm of the difference; ``squares``, the same by 1,000 times its mean
+            square; or ``blocks``, the outputs of the replaced layers with the feed-forwards behind
+            them, by the norm. All but ``logits`` train these layers alone.
+        temperature: For ``logits``: the divisor of the logits of both.
 
     Raises:
         InputError: If a setting is of the wrong type or out of range.
@@ -172,6 +182,10 @@ class TrainConfig:
     shard: int | None = None
     seed: int = 0
     init_seed: int | None = None
+    freeze: str = ""
+    teacher: str | None = None
+    match: Literal["logits", "outputs", "blocks", "squares"] = "logits"
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         check_settings("the training configuration", self)
@@ -187,6 +201,7 @@ class TrainConfig:
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate < 1:
                 raise InputError(f"{name} must be from 0 to below 1, got {rate}")
+        self._check_teacher()
         if not self.eval_every and (self.keep_best or self.patience):
             raise InputError("keep_best and patience need scores: set eval_every above 0")
 
@@ -194,6 +209,16 @@ class TrainConfig:
     def chooses(self) -> bool:
         """Whether scores during training choose the model at the end."""
         return self.keep_best or self.patience is not None
+
+    def _check_teacher(self) -> None:
+        if self.temperature <= 0:
+            raise InputError(f"temperature must be positive, got {self.temperature}")
+        if self.teacher is not None and (self.carry_state or self.loss_chunk or self.segment_len):
+            raise InputError(
+                "a teacher reads whole rows: leave out carry_state, segment_len and loss_chunk"
+            )
+        if self.teacher is None and (self.match, self.temperature) != ("logits", 1.0):
+            raise InputError("match and temperature compare with a teacher: set teacher, too")
 
     def _check_choices(self) -> None:
         for name, choice, needed in _NEEDED:

@@ -19,11 +19,13 @@ from stateline.generate.session import OutputIsNaN, check_model
 from stateline.layers import MoE
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
+from stateline.models.language_model import LanguageModel
 from stateline.settings import check_kind
 from stateline.tasks.base import Task
 from stateline.train.batches import Batches
 from stateline.train.checkpoint import Save
 from stateline.train.config import TrainConfig
+from stateline.train.distillation import frozen, read_teacher
 from stateline.train.fit import check_fit, check_schedule
 from stateline.train.folder import CHECKPOINTS, found
 from stateline.train.metrics import (
@@ -92,11 +94,13 @@ def train(
     check_kind("config", config, TrainConfig, "TrainConfig(steps=100)")
     processes = processes or Processes(device=next(model.parameters()).device)
     folder = None if folder is None else Path(folder)
-    trainer = Trainer(model, task, config, processes, folder, run)
-    with closing(trainer.batches), _in_training(model, config):
-        trainer.resume()
-        trainer.run(on_log, interrupted)
-        trainer.finish()
+    teacher = read_teacher(model, config)
+    with frozen(model, config, teacher):
+        trainer = Trainer(model, task, config, processes, folder, run, teacher)
+        with closing(trainer.batches), _in_training(model, config):
+            trainer.resume()
+            trainer.run(on_log, interrupted)
+            trainer.finish()
     return TrainResult(**vars(trainer.progress), curve=trainer.curve)
 
 
@@ -126,6 +130,7 @@ class Trainer:
         processes: Processes,
         folder: Path | None,
         run: Any,
+        teacher: LanguageModel | None,
     ) -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise InputError(
@@ -147,7 +152,7 @@ class Trainer:
         own = {"run": run, "train": asdict(config), "folder": {"newest checkpoint": newest}}
         check_alike(processes.share(own))
         self.batches = Batches(task, config, processes)
-        self.update = Updater(model, task, config, processes)
+        self.update = Updater(model, task, config, processes, teacher)
         self.progress, self.curve = Progress(), list[Metrics]()
         self.saving: Save | None = None
         self.copies = Copies()

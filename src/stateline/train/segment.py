@@ -24,6 +24,8 @@ class Segment(nn.Module):
         model: The model.
         dtype: Precision of matrix products, by autocast; weights and states keep their own.
         loss: Gives the loss in place of the logits, for the targets of a call.
+        distillation: Gives the loss in place of the logits, from the model, the inputs, the targets
+            and the beginnings of documents.
     """
 
     def __init__(
@@ -31,9 +33,11 @@ class Segment(nn.Module):
         model: AnyModel,
         dtype: torch.dtype = torch.float32,
         loss: Callable[[Targets], Reduce] | None = None,
+        distillation: Callable[..., Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.model, self.dtype, self.loss = model, dtype, loss
+        self.distillation = distillation
 
     def forward(
         self,
@@ -65,6 +69,8 @@ class Segment(nn.Module):
             begun = self.model.init_state(len(fresh))
             state = begun if state is None or fresh.all() else replace_rows(state, fresh, begun)
         with torch.autocast(tokens.device.type, self.dtype, enabled=lower):
+            if self.distillation is not None and targets is not None:
+                return self.distillation(self.model, tokens, targets, starts), None
             if fresh is None:
                 return self.model(*row_inputs(self.model, tokens, lengths), **options).float(), None
             outputs, state = self.model.forward_chunk(tokens, state, **options)

@@ -13,10 +13,12 @@ from stateline.devices import log_bfloat16_rate
 from stateline.layers import MoE
 from stateline.layers.state import detach, trim
 from stateline.models.factory import AnyModel
+from stateline.models.language_model import LanguageModel
 from stateline.tasks.base import Task
 from stateline.train.batches import MicroBatch, positions_after
 from stateline.train.chunked_loss import chunked
 from stateline.train.config import TrainConfig
+from stateline.train.distillation import Distillation
 from stateline.train.metrics import NotFinite
 from stateline.train.optimizer import make_optimizer, move_averages
 from stateline.train.processes import Processes
@@ -34,6 +36,7 @@ class Updater:
         task: Its loss is minimised.
         config: Optimizer, precision, state.
         processes: The processes that share the rows.
+        teacher: The model to learn from, in place of the task's loss.
 
     Attributes:
         optimizer: The optimizer.
@@ -41,13 +44,20 @@ class Updater:
     """
 
     def __init__(
-        self, model: AnyModel, task: Task, config: TrainConfig, processes: Processes
+        self,
+        model: AnyModel,
+        task: Task,
+        config: TrainConfig,
+        processes: Processes,
+        teacher: LanguageModel | None = None,
     ) -> None:
         self.model, self.task, self.config, self.processes = model, task, config, processes
         if config.precision == "bfloat16" and processes.device.type == "cpu":
             log_bfloat16_rate()
         loss = partial(chunked, task.loss, config.loss_chunk) if config.loss_chunk else None
-        segment = Segment(model, getattr(torch, config.precision), loss)
+        distillation = None if teacher is None else Distillation(teacher, config)
+        segment = Segment(model, getattr(torch, config.precision), loss, distillation)
+        self.gives_loss = loss is not None or distillation is not None
         if config.compile:
             segment.compile()
         self.segment = processes.wrap(segment, processes.shards(config))
@@ -135,7 +145,7 @@ class Updater:
             outputs, self.state = self.segment(
                 micro.tokens, *self._enter(micro), lengths, micro.starts, micro.targets
             )
-            loss = outputs if self.config.loss_chunk else self.task.loss(outputs, micro.targets)
+            loss = outputs if self.gives_loss else self.task.loss(outputs, micro.targets)
             del outputs  # the backward pass needs the memory of logits
             loss = loss / scored_in_all
             (loss * self.processes.count).backward()  # processes average their gradients

@@ -1,0 +1,175 @@
+"""Training with a teacher: its losses, what they train, and weights that are frozen."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stateline.cli import main
+from stateline.errors import InputError
+from stateline.models.checkpoint import load_any, save_model
+from stateline.models.language_model import LanguageModel
+from stateline.tasks import make_task
+from stateline.train.config import TrainConfig
+from stateline.train.distillation import Distillation, distance, logits_loss
+from stateline.train.loop import train
+
+TASK = "copying(max_len=5, batch_size=4)"
+OLD, NEW = "attention attention", "attention h3"
+FAST = {"steps": 3, "warmup_steps": 0, "lr": 1e-2, "eval_every": 0}
+
+
+def model(pattern: str = OLD, seed: int = 0) -> LanguageModel:
+    torch.manual_seed(seed)
+    return LanguageModel(make_task(TASK).model_config(pattern, {"d_model": 16}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    save_model(model(), tmp_path / "teacher")
+    return str(tmp_path / "teacher")
+
+
+def batch() -> Any:
+    return make_task(TASK).train_batch(0)
+
+
+def test_logits_are_compared_by_the_divergence_of_tempered_distributions() -> None:
+    z, t = torch.randn(2, 5, 7, dtype=torch.float64)
+    own, its = (z / 2).softmax(-1), (t / 2).softmax(-1)
+    torch.testing.assert_close(logits_loss(z, t, 2), 4 * (its * (its / own).log()).sum(-1))
+    cross = -(t.softmax(-1) * z.log_softmax(-1)).sum(-1)
+    entropy = -(t.softmax(-1) * t.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(logits_loss(z, t), cross - entropy)
+
+
+def test_outputs_are_compared_by_the_mean_norm_of_the_difference() -> None:
+    a, b = torch.randn(2, 3, 4, 8, dtype=torch.float64)
+    wanted = torch.stack(
+        [(x - y).square().sum().sqrt() for x, y in zip(a.view(-1, 8), b.view(-1, 8), strict=True)]
+    )
+    torch.testing.assert_close(distance(a, b), wanted.mean())
+
+
+MATCHES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "outputs": lambda s, t, x: distance(s[2].layer(t[2].norm(x[2])), t[2].layer(t[2].norm(x[2]))),
+    "squares": lambda s, t, x: (
+        1000 * F.mse_loss(s[2].layer(t[2].norm(x[2])), t[2].layer(t[2].norm(x[2])))
+    ),
+    "blocks": lambda s, _, x: distance(s[3](s[2](x[2])), x[4]),
+}
+
+
+@pytest.mark.parametrize("match", MATCHES)
+def test_layers_are_compared_on_the_inputs_of_the_teacher(match: str) -> None:
+    teacher, student = model().eval(), model(NEW, seed=1).eval()
+    loss = Distillation(teacher, TrainConfig(teacher="it", match=match))
+    tokens, targets = batch()
+    with torch.no_grad():
+        found = loss(student, tokens, targets)
+        links = (each.stack.links for each in (student, teacher))
+        wanted = MATCHES[match](*links, teacher.hidden_states(tokens))
+    torch.testing.assert_close(found, wanted * (targets >= 0).sum())
+
+
+def test_a_student_that_is_its_teacher_loses_nothing() -> None:
+    teacher = model().eval()
+    loss = Distillation(teacher, TrainConfig(teacher="it"))
+    assert loss(model().eval(), *batch()).abs() < 1e-5
+    assert loss(model(seed=1).eval(), *batch()) > 0.1
+
+
+@pytest.mark.parametrize("match", ["logits", *MATCHES])
+def test_the_loss_falls_and_only_layers_that_it_compares_are_trained(
+    match: str, folder: str
+) -> None:
+    student = model(NEW, seed=1)
+    before = {name: weight.clone() for name, weight in student.state_dict().items()}
+    config = TrainConfig(**{**FAST, "steps": 12, "log_every": 1}, teacher=folder, match=match)
+    curve = train(student, make_task(TASK), config).curve
+    assert curve[-1].loss < curve[0].loss
+    changed = {
+        name for name, weight in student.state_dict().items() if not weight.equal(before[name])
+    }
+    beginnings = {"outputs": "stack.layers.2.layer.", "squares": "stack.layers.2.layer."}
+    beginnings |= {"blocks": "stack.layers.", "logits": ""}
+    assert all(name.startswith(beginnings[match]) for name in changed)
+    assert any(name.startswith("stack.layers.2.layer.") for name in changed)
+    assert ("stack.layers.3.layer.out_proj.weight" in changed) == (match in ("blocks", "logits"))
+    assert not any(name.startswith("stack.layers.0") for name in changed) or match == "logits"
+    assert all(weight.requires_grad for weight in student.parameters())
+
+
+def test_frozen_weights_stay(folder: str) -> None:
+    student = model(NEW, seed=1)
+    before = student.stack.links[2].layer.qkv.weight.clone(), student.embedding.weight.clone()
+    train(student, make_task(TASK), TrainConfig(**FAST, freeze="embedding.* *.2.layer.qkv.*"))
+    assert student.stack.links[2].layer.qkv.weight.equal(before[0])
+    assert student.embedding.weight.equal(before[1])
+    assert not student.norm.weight.equal(torch.ones(16))
+    with pytest.raises(InputError, match="freeze='nothing' fits no weight: names are such as emb"):
+        train(student, make_task(TASK), TrainConfig(**FAST, freeze="nothing"))
+
+
+def test_layers_are_trained_in_turn_when_the_others_are_frozen(folder: str) -> None:
+    student = model("h3 h3", seed=1)
+    config = TrainConfig(**FAST, teacher=folder, match="outputs", freeze="stack.layers.2.*")
+    first, other = (student.stack.links[n].layer.out_proj.weight.clone() for n in (0, 2))
+    train(student, make_task(TASK), config)
+    assert not student.stack.links[0].layer.out_proj.weight.equal(first)
+    assert student.stack.links[2].layer.out_proj.weight.equal(other)
+
+
+def test_a_distillation_that_was_stopped_ends_with_the_same_weights(
+    folder: str, tmp_path: Path
+) -> None:
+    ends = []
+    for stop in (False, True):
+        student, where = model(NEW, seed=1), tmp_path / f"run{stop}"
+        config = TrainConfig(**FAST, teacher=folder, match="outputs")
+        if stop:
+            train(student, make_task(TASK), config, folder=where, interrupted=lambda: True)
+            student = model(NEW, seed=2)
+        train(student, make_task(TASK), config, folder=where)
+        ends.append(student.state_dict())
+    assert all(weight.equal(ends[1][name]) for name, weight in ends[0].items())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings", "message"),
+    [
+        (OLD, {"match": "outputs"}, "got no such layers: take match=logits"),
+        ("attention", {"match": "blocks"}, "got no such layers"),
+        (NEW, {"match": "outputs", "parallel": "fsdp"}, "which fsdp does not allow"),
+    ],
+)
+def test_what_a_teacher_cannot_teach_is_refused(
+    pattern: str, settings: dict[str, Any], message: str, folder: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        train(model(pattern), make_task(TASK), TrainConfig(**FAST, teacher=folder, **settings))
+
+
+def test_settings_of_a_teacher_need_one() -> None:
+    for settings in ({"match": "outputs"}, {"temperature": 2.0}):
+        with pytest.raises(InputError, match="set teacher, too"):
+            TrainConfig(**settings)
+    with pytest.raises(InputError, match="temperature must be positive"):
+        TrainConfig(teacher="it", temperature=0.0)
+    with pytest.raises(InputError, match="a teacher reads whole rows"):
+        TrainConfig(teacher="it", loss_chunk=8)
+
+
+def test_a_hybrid_is_distilled_from_the_command_line(folder: str, tmp_path: Path) -> None:
+    out, then = str(tmp_path / "aligned"), str(tmp_path / "distilled")
+    sizes = ["--task", TASK, "--train.steps", "2", "--train.teacher", folder, "--device", "cpu"]
+    align = ["--pattern", NEW, "--train.match", "outputs", "--out", out]
+    assert main(["train", folder, *align, *sizes]) == 0
+    assert main(["train", out, *sizes, "--train.temperature", "2", "--out", then]) == 0
+    first, aligned, last = (load_any(Path(f)).state_dict() for f in (folder, out, then))
+    name = "stack.layers.0.layer.qkv.weight"
+    assert first[name].equal(aligned[name])
+    assert not aligned[name].equal(last[name])
