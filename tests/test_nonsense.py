@@ -11,10 +11,7 @@ import torch
 
 from stateline.errors import InputError
 from stateline.generate import Sampling
-from stateline.layers import LAYERS, S5SSM, WRAPPERS, Attention, FeedForward, SequenceLayer, Stack
-from stateline.layers.mixers.attention import AttentionSettings
-from stateline.layers.mixers.ssm_layer import SSMLayer
-from stateline.layers.mixers.ssm_settings import FilterSettings, S4DSettings
+from stateline.layers import LAYERS, WRAPPERS, Attention, FeedForward, Stack
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.tasks import TASKS, make_task
@@ -114,48 +111,7 @@ def test_configurations_refuse_a_setting_of_another_kind(kind: Any, given: dict[
             assert value is not True or field.type is bool, field.name
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SSMLayer(S5SSM(WIDTH), "half_gluu"), "SSMLayer wants output to be one of"),
-        (
-            lambda: AttentionSettings(position="foo"),
-            "AttentionSettings wants position to be",
-        ),
-        (lambda: S4DSettings(init="foo"), "S4DSettings wants init to be one of"),
-        (lambda: FilterSettings(shift="foo"), "FilterSettings wants shift to be a finite number"),
-    ],
-)
-def test_parts_of_layers_refuse_what_does_not_fit(make: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make()
-
-
 @pytest.mark.parametrize("name", ["norm_eps", "rope_low", "rope_high", "rope_slow", "rope_fast"])
 def test_zeros_of_runs_and_published_models_are_taken_where_they_have_a_meaning(name: str) -> None:
     """A norm without an epsilon; limits of frequencies that nothing lowers."""
     assert Attention(WIDTH, qk_norm=True, position="rope", **{name: 0.0})  # type: ignore[arg-type]
-
-
-class Own(SequenceLayer[Any]):
-    """A layer outside the package, whose annotations are not true."""
-
-    def __init__(self, d_model: int, *, rate: float = None) -> None:  # type: ignore[assignment]  # noqa: RUF013
-        super().__init__(d_model)
-        self.rate = rate
-
-    init_state = _forward_chunk = lambda *_: None  # type: ignore[assignment]
-
-
-class Narrow(Attention):
-    """A layer that leaves its settings to one of the package."""
-
-    def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model, n_heads=2, **settings)
-
-
-def test_layers_of_other_code_answer_for_their_own_settings() -> None:
-    assert Own(WIDTH, rate=None).rate is None  # type: ignore[arg-type]
-    assert Own(WIDTH, rate="fast").rate == "fast"  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="Narrow wants norm_eps to be a finite number of"):
-        Narrow(WIDTH, qk_norm=True, norm_eps=-1)

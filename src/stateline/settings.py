@@ -4,13 +4,15 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Container, Mapping
-from functools import cache, wraps
+from dataclasses import fields
+from functools import cache
 from typing import (
     Annotated,
     Any,
     ClassVar,
     Literal,
     NamedTuple,
+    Self,
     TypeVar,
     Union,
     get_args,
@@ -44,6 +46,8 @@ class Range(NamedTuple):
 Positive = Annotated[float, Range("above 0", lambda number: number > 0)]
 NotNegative = Annotated[float, Range("of at least 0", lambda number: number >= 0)]
 Count = Annotated[int, Range("of at least 1", lambda number: number >= 1)]
+Fraction = Annotated[float, Range("from 0 to below 1", lambda number: 0 <= number < 1)]
+Size = Annotated[int, Range("of at least 0", lambda number: number >= 0)]
 Factor = Annotated[float, Range("above 0, at most 256", lambda number: 0 < number <= 256)]
 """How many times as wide as the model a part of a layer is."""
 
@@ -67,58 +71,70 @@ def construct(
     parameters = inspect.signature(build).parameters.values()
     settable = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     hints = get_type_hints(build.__init__ if inspect.isclass(build) else build, include_extras=True)
-    values = {key: _plain(value) for key, value in keywords.items()}
-    for key, value in values.items():
+    for key in keywords:
         check_choice(f"keyword of {kind} {name!r}", key, settable)
-        hint = hints.get(key, object)
-        if value is None and not _fits(None, hint) and _fits("none", hint):
-            values[key] = "none"
-        check_type(f"{kind} {name!r}", key, values[key], hint)
+    values = {
+        key: _checked(f"{kind} {name!r}", key, value, hints.get(key, object))
+        for key, value in keywords.items()
+    }
     return build(*given, **values)
 
 
-def checked(constructor: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that first checks what it is given against its annotations.
+class Settings:
+    """Settings as a value: base of frozen dataclasses whose annotations say type and range.
 
-    It checks neither ``*several`` nor the ``config`` of a model, which says more itself. Numbers of
-    NumPy and PyTorch become Python's.
+    What is given is checked once, when the value is made; defaults are trusted. Numbers of NumPy
+    and PyTorch become Python's, and ``None`` becomes ``"none"`` where the annotation allows the
+    word but not the value. A subclass that also compares its fields does so in ``__post_init__``,
+    after that of this class. Messages name the owner: the class without ``Settings``.
 
     Raises:
-        InputError: If a value has the wrong type or is out of range.
+        InputError: If a keyword is unknown, or a value has the wrong type or is out of range.
 
     Example:
-        >>> class Norm:
-        ...     @checked
-        ...     def __init__(self, d_model: int, *, eps: NotNegative = 1e-5) -> None: ...
-        >>> Norm(8, eps=-1)
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class NormSettings(Settings):
+        ...     eps: NotNegative = 1e-5
+        >>> NormSettings(eps=-1)
         Traceback (most recent call last):
         ...
         stateline.errors.InputError: Norm wants eps to be a finite number of at least 0, got -1
     """
 
-    @cache
-    def hints() -> dict[str, Any]:
-        found = get_type_hints(published, include_extras=True)
-        _, *parameters = inspect.signature(published).parameters.values()  # without self
-        return {
-            p.name: object
-            if p.kind is p.VAR_POSITIONAL or p.name == "config"
-            else found.get(p.name, object)
-            for p in parameters
-        }
+    def __new__(cls, **given: Any) -> Self:
+        """Refuse unknown keywords, with the nearest known one."""
+        kind: Any = cls
+        for name in given:
+            check_choice(f"keyword of {_owner(cls)}", name, _fields(kind))
+        return super().__new__(cls)
 
-    @wraps(constructor)
-    def published(self: object, *given: Any, **keywords: Any) -> None:
-        def value(name: str, given: Any) -> Any:
-            plain = _plain(given)
-            check_type(type(self).__name__, name, plain, hints().get(name, object))
-            return plain
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, (hint, default) in _fields(kind).items():
+            value = getattr(self, name)
+            if value is not default:
+                object.__setattr__(self, name, _checked(_owner(kind), name, value, hint))
 
-        first = map(value, hints(), given)
-        named = {name: value(name, one) for name, one in keywords.items()}
-        constructor(self, *first, *given[len(hints()) :], **named)
 
-    return published
+def _owner(settings: type) -> str:
+    return settings.__name__.removesuffix("Settings")
+
+
+@cache
+def _fields(settings: Any) -> dict[str, tuple[Any, Any]]:
+    """Annotation and default of each field."""
+    hints = get_type_hints(settings, include_extras=True)
+    return {field.name: (hints[field.name], field.default) for field in fields(settings)}
+
+
+def _checked(owner: str, name: str, value: Any, hint: Any) -> Any:
+    """A value that fits, in Python's numbers."""
+    value = _plain(value)
+    if value is None and not _fits(None, hint) and _fits("none", hint):
+        value = "none"
+    check_type(owner, name, value, hint)
+    return value
 
 
 def check_settings(owner: str, settings: object) -> None:

@@ -129,7 +129,6 @@ SAID: dict[type[Twin], str] = {
     "output and a state",
     planted.OutputIsNotANumber: "step returns numbers that are not finite",
     planted.StateLargerThanTold: "state_bytes is wrong: told 32, found 40 bytes",
-    planted.SettingNotKept: "a saved state cannot know its layer: keep depth",
     planted.StateIsAView: "the state keeps the memory of a whole chunk alive",
     planted.GrowthNotTold: "state_bytes is wrong: told 72",
     planted.StepInPlaceDiffers: "step_ returns another output than step",

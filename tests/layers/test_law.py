@@ -582,13 +582,6 @@ class StateLargerThanTold(Twin):
         return super().state_bytes(length) - 8
 
 
-class SettingNotKept(Twin):
-    clause = "settings are kept"
-
-    def __init__(self, *, depth: int = 1) -> None:
-        super().__init__()
-
-
 class StateIsAView(Twin):
     clause = "no chunk stays in memory"
 

@@ -1,8 +1,11 @@
 """The interface of all sequence layers, from one mixer to a whole language model."""
 
-from abc import ABC, abstractmethod
+import inspect
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import MISSING, fields, make_dataclass
+from functools import cache
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 import torch
 from jaxtyping import Bool
@@ -14,15 +17,13 @@ from stateline.layers.decoder import Decoder
 from stateline.layers.documents import Documents
 from stateline.layers.state import leaves_of, nbytes
 from stateline.layers.stored_state import widened
-from stateline.settings import at_least, checked
+from stateline.settings import Count, Settings, check_type
 
 StateT = TypeVar("StateT")
 KindT = TypeVar("KindT")
 
 _VERY_LONG = 1 << 40
 """Length in tokens at which only a growing state exceeds one byte per token."""
-
-_PACKAGE = __name__.removesuffix("layers.base")
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -50,7 +51,70 @@ class KeepsFloat32(nn.Module):
         return super()._apply(at_least_float32, recurse=False)
 
 
-class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
+class LayerType(ABCMeta):
+    """The door of all layers: ``Layer(d_model, **keywords)`` makes its settings, then the layer."""
+
+    def __call__(cls, *given: Any, **keywords: Any) -> Any:
+        """Build a layer from keywords.
+
+        Raises:
+            InputError: If a keyword is unknown, or a value has the wrong type or is out of range.
+        """
+        positional = _parameters(cls)[0]
+        named = {p.name: keywords.pop(p.name) for p in positional if p.name in keywords}
+        if positional and positional[0].name == "d_model" and (given or "d_model" in named):
+            check_type(cls.__name__, "d_model", given[0] if given else named["d_model"], Count)
+        made: Any = cls
+        return made.with_settings(cls.Settings(**keywords), *given, **named)
+
+    @property
+    def Settings(cls) -> type[Any]:
+        """Frozen dataclass of the layer's settings."""
+        return _settings_of(cls)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Positional parameters of the constructor, and the settings by keyword."""
+        hints = get_type_hints(cls.Settings, include_extras=True)
+        keywords = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=hints[field.name],
+            )
+            for field in fields(cls.Settings)
+        ]
+        return inspect.Signature([*_parameters(cls)[0], *keywords])
+
+
+@cache
+def _parameters(cls: type) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
+    """Positional and keyword-only parameters of a layer's constructor."""
+    constructor: Any = cls.__init__  # type: ignore[misc]
+    _, *parameters = inspect.signature(constructor).parameters.values()
+    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    return [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)], keywords
+
+
+@cache
+def _settings_of(cls: type) -> type[Any]:
+    """The keywords of a layer's constructor, and the fields of the settings that it declares."""
+    declaring = next(kind for kind in cls.__mro__ if "settings" in inspect.get_annotations(kind))
+    declared = get_type_hints(declaring, include_extras=True)["settings"]
+    shared = declared if inspect.isclass(declared) and issubclass(declared, Settings) else Settings
+    hints = get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
+    own = [
+        (p.name, hints.get(p.name, object), MISSING if p.default is p.empty else p.default)
+        for p in _parameters(cls)[1]
+    ]
+    name = f"{cls.__name__}Settings"
+    made = make_dataclass(name, own, bases=(shared,), frozen=True, kw_only=True)
+    made.__module__, made.__qualname__ = cls.__module__, f"{cls.__qualname__}.Settings"
+    return made
+
+
+class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
     """A causal map from a sequence to a sequence of the same length.
 
     A layer computes one function in three ways. ``forward`` takes the whole sequence at once,
@@ -98,7 +162,10 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
             with central differences.
         max_len: Largest number of tokens in a sequence, or ``None`` for no limit. The model around
             the layer enforces it.
-        settings: Dataclass of the constructor's keywords, in layers that have one.
+        settings: The settings: a frozen dataclass of the constructor's keywords, made and checked
+            before the constructor runs. Layers with many settings, or that share them, declare a
+            subclass of :class:`stateline.settings.Settings` by an annotation of this attribute in
+            place of keywords; their constructors then take none.
         decodes: Whether this is the layer of a :class:`~stateline.layers.decoder.Decoder`, whose
             steps no gradient is asked of.
     """
@@ -113,17 +180,26 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     decodes: ClassVar[bool] = False
     causal: bool = True
     max_len: int | None = None
-    settings: Any = None
+    settings: Any
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        """Check what constructors of this package are given; other code answers for its own."""
-        super().__init_subclass__(**keywords)
-        if "__init__" in vars(cls) and cls.__module__.startswith(_PACKAGE):
-            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+    @classmethod
+    def with_settings(cls, settings: Settings, *given: Any, **named: Any) -> Self:
+        """Build a layer from settings that have been checked.
 
-    def __init__(self, d_model: int, *, d_output: int | None = None) -> None:
+        Args:
+            settings: Its settings, or those of a layer that has the same and more.
+            *given: What the constructor takes by position.
+            **named: The same by name.
+        """
+        layer: Any = cls.__new__(cls)
+        object.__setattr__(layer, "settings", settings)
+        values = vars(settings)
+        own = {p.name: values[p.name] for p in _parameters(cls)[1] if p.name in values}
+        layer.__init__(*given, **named, **own)
+        return layer
+
+    def __init__(self, d_model: int, d_output: int | None = None) -> None:
         super().__init__()
-        at_least(1, d_model=d_model)
         self.d_model = d_model
         self.d_output = d_model if d_output is None else d_output
 

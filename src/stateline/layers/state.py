@@ -35,7 +35,7 @@ the last ones.
 Fingerprint = Mapping[str, str]
 """What :func:`fingerprint` returns."""
 
-_FORMAT = "stateline-state-2"
+_FORMAT = "stateline-state-3"
 
 
 class ForeignState(InputError):
@@ -356,35 +356,21 @@ def fingerprint(layer: nn.Module) -> dict[str, str]:
 
 
 def settings_of(module: nn.Module) -> dict[str, Any]:
-    """Arguments of a module's constructor that the module has as attributes of the same names.
+    """Settings of a layer; of another module, the arguments of its constructor that it keeps.
 
-    A layer may keep them in a dataclass ``settings`` instead. Modules and tensors are left out, and
-    so are probabilities of dropout, which acts in training only.
+    Modules and tensors are left out, and so are probabilities of dropout, which acts in training
+    only.
 
     Example:
         >>> settings_of(nn.RMSNorm(4, eps=1e-6))
         {'normalized_shape': (4,), 'eps': 1e-06, 'elementwise_affine': True}
     """
-    return _plain({name: _kept(module, name) for name in _keywords(module)})
+    own = vars(module.settings) if hasattr(module, "settings") else {}
+    names = inspect.signature(type(module)).parameters
+    return _plain({name: own.get(name, getattr(module, name, module)) for name in names})
 
 
-def lost_settings(module: nn.Module) -> list[str]:
-    """Keywords of a module's constructor that are no attributes, so saved states lack them."""
-    return [name for name in _keywords(module) if _kept(module, name) is _LOST]
-
-
-_LOST = object()
 _PLAIN = (int, float, str, tuple, type(None))
-
-
-def _keywords(module: nn.Module) -> list[str]:
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(type(module)).parameters.values()
-    return [p.name for p in parameters if p.kind not in several]
-
-
-def _kept(module: nn.Module, name: str) -> Any:
-    return getattr(getattr(module, "settings", None), name, getattr(module, name, _LOST))
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Building the layers of a pattern."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
+from typing import Any, NamedTuple
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers import (
@@ -22,8 +22,7 @@ from stateline.layers import (
     Stack,
 )
 from stateline.models.config import MAX_SIZE, ModelConfig, feed_forward_of
-from stateline.models.pattern import Item, Value, parse_pattern
-from stateline.settings import construct
+from stateline.models.pattern import Item, parse_pattern
 
 MAX_LAYERS = 512
 """Upper limit on the number of layers that a pattern may name, repeats counted."""
@@ -33,6 +32,36 @@ MAX_RUNS = 4096
 
 _LOOPS = ("passes", "n_layers")
 """Keywords that multiply the number of layers that a token passes through."""
+
+
+class Planned(NamedTuple):
+    """One item of a pattern, decided: what is built, and with which settings.
+
+    Attributes:
+        name: Name of the layer, empty for a group.
+        made: The layer's class; ``None`` for a group.
+        settings: Its settings.
+        parts: What a wrapper is applied to, or what a group consists of.
+        repeat: How often the item is repeated.
+    """
+
+    name: str
+    made: type[AnyLayer] | None
+    settings: Any
+    parts: tuple[tuple["Planned", ...], ...]
+    repeat: int
+
+
+class Plan(NamedTuple):
+    """The layers of a model, decided: its settings are checked, but nothing is built.
+
+    Attributes:
+        items: The items of the pattern.
+        feed_forward: The feed-forward of the blocks, if they have one.
+    """
+
+    items: tuple[Planned, ...]
+    feed_forward: Planned | None
 
 
 def build_stack(config: ModelConfig) -> Stack:
@@ -45,19 +74,69 @@ def build_stack(config: ModelConfig) -> Stack:
         InputError: If the pattern is malformed or asks for too much, or if it names an unknown
             layer or keyword or a value that cannot be used.
     """
+    plan = _plan_of(config)
+    return Stack(*_layers(plan.items, plan.feed_forward, config))
+
+
+def _plan_of(config: ModelConfig) -> Plan:
+    """The plan of a configuration, made once as long as its names mean the same classes."""
+    plan: Plan | None = config.kept.get("plan")
+    if plan is None or not all(_is_current(item) for item in plan.items):
+        plan = config.kept["plan"] = _plan(config)
+    return plan
+
+
+def _is_current(item: Planned) -> bool:
+    known = item.made is None or _class(item.name) is item.made
+    return known and all(_is_current(inner) for part in item.parts for inner in part)
+
+
+def _plan(config: ModelConfig) -> Plan:
     for kind in (*config.layers, *config.norm_after.split()):
-        if kind not in LAYERS and kind not in WRAPPERS:
-            raise unknown_name("layer", kind, [*LAYERS, *WRAPPERS], extensible=True)
-    items = parse_pattern(config.pattern)
-    _check_limits(items, config)
-    return Stack(*_layers(items, config))
+        _class(kind)
+    items = tuple(_planned(item, config) for item in parse_pattern(config.pattern))
+    _check_limits(items)
+    if config.feed_forward == "none":
+        return Plan(items, None)
+    name, keywords = feed_forward_of(config)
+    return Plan(items, _planned(Item(name, {**keywords, **config.layers.get(name, {})}), config))
 
 
-def _check_limits(items: Sequence[Item], config: ModelConfig) -> None:
+def _class(name: str) -> type[AnyLayer]:
+    if name not in LAYERS and name not in WRAPPERS:
+        raise unknown_name("layer", name, [*LAYERS, *WRAPPERS], extensible=True)
+    return (LAYERS if name in LAYERS else WRAPPERS)[name]
+
+
+def _planned(item: Item, config: ModelConfig) -> Planned:
+    given = (item.core, *item.others) if item.core else ()
+    parts = tuple(tuple(_planned(inner, config) for inner in part) for part in given)
+    if not item.name:
+        return Planned("", None, None, parts, item.repeat)
+    made = _class(item.name)
+    if item.name in WRAPPERS and not parts:
+        raise InputError(f"{item.name} wraps other layers: give a pattern, as in {item.name}(h3*2)")
+    if item.name in LAYERS and parts:
+        raise InputError(
+            f"{item.name} takes keyword=value only; only {', '.join(WRAPPERS)} take a pattern"
+        )
+    if len(parts) > 1 and not made.takes_several:
+        raise InputError(
+            f"{item.name} takes one pattern, got {len(parts)}: put spaces between layers that "
+            "follow each other"
+        )
+    keywords = {**config.layers.get(item.name, {}), **item.keywords}
+    for name, value in keywords.items():
+        if isinstance(value, int) and value > MAX_SIZE:
+            raise InputError(f"{item.name} wants {name} to be at most {MAX_SIZE:,}, got more")
+    return Planned(item.name, made, made.Settings(**keywords), parts, item.repeat)
+
+
+def _check_limits(items: Sequence[Planned]) -> None:
     """Raise InputError if the pattern asks for too many layers, before any is built."""
     for what, most, number in (
-        ("name", MAX_LAYERS, _count(items, config, runs=False)),
-        ("run", MAX_RUNS, _count(items, config, runs=True)),
+        ("name", MAX_LAYERS, _count(items, runs=False)),
+        ("run", MAX_RUNS, _count(items, runs=True)),
     ):
         if number > most:
             raise InputError(
@@ -67,79 +146,47 @@ def _check_limits(items: Sequence[Item], config: ModelConfig) -> None:
             )
 
 
-def _count(items: Sequence[Item], config: ModelConfig, *, runs: bool) -> int:
+def _count(items: Sequence[Planned], *, runs: bool) -> int:
+    """How many layers items name, or how many a token passes through."""
     total = 0
     for item in items:
-        parts = [_count(part, config, runs=runs) for part in (item.core, *item.others) if part]
-        inner = sum(parts) if parts else 1
-        total += item.repeat * inner * (_loops(item, config) if runs else 1)
+        inner = sum(_count(part, runs=runs) for part in item.parts) if item.parts else 1
+        loops = [getattr(item.settings, name, 1) for name in _LOOPS] if runs else ()
+        total += item.repeat * inner * max(1, prod(loops))
     return total
 
 
-def _loops(item: Item, config: ModelConfig) -> int:
-    """How often the layers of an item are run for each token."""
-    made = WRAPPERS.get(item.name) or LAYERS.get(item.name)
-    if made is None:
-        return 1
-    parameters = inspect.signature(made).parameters
-    given = _keywords(item, config)
-    numbers = (given.get(n, parameters[n].default) for n in _LOOPS if n in parameters)
-    return prod(n for n in numbers if isinstance(n, int) and n > 0)
+def _layers(
+    items: Sequence[Planned], feed_forward: Planned | None, config: ModelConfig
+) -> list[AnyLayer]:
+    return [
+        layer
+        for item in items
+        for _ in range(item.repeat)
+        for layer in _built(item, feed_forward, config)
+    ]
 
 
-def _keywords(item: Item, config: ModelConfig) -> Mapping[str, Value]:
-    keywords = {**config.layers.get(item.name, {}), **item.keywords}
-    for name, value in keywords.items():
-        if isinstance(value, int) and value > MAX_SIZE:
-            raise InputError(f"{item.name} wants {name} to be at most {MAX_SIZE:,}, got more")
-    return keywords
-
-
-def _layers(items: Sequence[Item], config: ModelConfig) -> list[AnyLayer]:
-    return [part for item in items for _ in range(item.repeat) for part in _part(item, config)]
-
-
-def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
-    """Build the layers of one item of a pattern, without its repeats."""
-    if not item.name:
-        return _layers(item.core, config)
-    keywords = _keywords(item, config)
-    if item.name in WRAPPERS:
-        if not item.core:
-            raise InputError(
-                f"{item.name} wraps other layers: give a pattern, as in {item.name}(h3*2)"
-            )
-        made = WRAPPERS[item.name]
-        if item.others and not made.takes_several:
-            raise InputError(
-                f"{item.name} takes one pattern, got {1 + len(item.others)}: put spaces between "
-                "layers that follow each other"
-            )
-        bare = replace(config, block="plain", feed_forward="none") if made.is_mixer else config
-        parts = [Stack(*_layers(part, bare)) for part in (item.core, *item.others)]
+def _built(item: Planned, feed_forward: Planned | None, config: ModelConfig) -> list[AnyLayer]:
+    """Build the layers of one item, without its repeats."""
+    if item.made is None:
+        return [y for part in item.parts for y in _layers(part, feed_forward, config)]
+    first: AnyLayer | int = config.d_model
+    if item.parts:
+        bare = replace(config, block="plain") if item.made.is_mixer else config
+        inside = None if item.made.is_mixer else feed_forward
+        parts = [Stack(*_layers(part, inside, bare)) for part in item.parts]
         # With several arguments, an argument of one layer is this layer, not a stack.
         bare_parts = (p.links[0] if len(p.links) == 1 else p for p in parts)
-        core = Stack(*bare_parts) if made.takes_several else parts[0]
-        layer = construct("wrapper", item.name, made, keywords, core)
-        return _with_feed_forward(layer, config, item.name) if made.is_mixer else [layer]
-    if item.name not in LAYERS:
-        raise unknown_name("layer", item.name, [*LAYERS, *WRAPPERS], extensible=True)
-    if item.core:
-        raise InputError(
-            f"{item.name} takes keyword=value only; only {', '.join(WRAPPERS)} take a pattern"
-        )
-    layer = construct("layer", item.name, LAYERS[item.name], keywords, config.d_model)
-    return _with_feed_forward(layer, config, item.name)
-
-
-def _with_feed_forward(layer: AnyLayer, config: ModelConfig, kind: str) -> list[AnyLayer]:
-    """The layers of one block: a mixer, and its feed-forward if it has one."""
-    if not layer.wants_feed_forward or config.feed_forward == "none":
-        return _block([layer], config, kind)
-    name, keywords = feed_forward_of(config)
-    keywords = {**keywords, **config.layers.get(name, {})}
-    feed_forward = construct("layer", name, LAYERS[name], keywords, config.d_model)
-    return _block([layer, feed_forward], config, kind)
+        first = Stack(*bare_parts) if item.made.takes_several else parts[0]
+    layer = item.made.with_settings(item.settings, first)
+    if item.parts and not item.made.is_mixer:
+        return [layer]
+    if not layer.wants_feed_forward or feed_forward is None:
+        return _block([layer], config, item.name)
+    assert feed_forward.made is not None
+    after = feed_forward.made.with_settings(feed_forward.settings, config.d_model)
+    return _block([layer, after], config, item.name)
 
 
 def _block(layers: list[AnyLayer], config: ModelConfig, kind: str) -> list[AnyLayer]:

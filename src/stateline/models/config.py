@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
 
 from stateline.errors import InputError, check_choice
@@ -161,6 +162,14 @@ class ModelConfig:
             raise InputError(f"norm_after needs block='sequential', got {self.block!r}")
         if self.stream_multiplier != 1 and self.block in ("parallel", "plain"):
             raise InputError(f"stream_multiplier cannot be used with block={self.block!r}")
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What follows from the configuration, and is kept beside it in memory alone."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "kept"}
 
     @property
     def n_outputs(self) -> int:

@@ -26,7 +26,7 @@ from stateline.layers.law.outputs import (
 from stateline.layers.law.packing import packed_rows_agree
 from stateline.layers.law.precision import LOW_PRECISION_LIMIT, precision
 from stateline.layers.law.report import Finding, LawReport
-from stateline.layers.law.states import ages_join, saving, settings_are_kept, size, state_is_a_value
+from stateline.layers.law.states import ages_join, saving, size, state_is_a_value
 from stateline.settings import INT64, at_least, check_unwrapped
 
 __all__ = ["LIMITS", "LOW_PRECISION_LIMIT", "Finding", "LawReport", "check_layer"]
@@ -46,7 +46,6 @@ _CLAUSES = (  # from causes to consequences
     long_sequences_agree,
     packed_rows_agree,
     saving,
-    settings_are_kept,
     precision,
     size,
 )

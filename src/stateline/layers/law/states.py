@@ -17,7 +17,6 @@ from stateline.layers.state import (
     cat_states,
     copied,
     load_state,
-    lost_settings,
     nbytes,
     save_state,
     select_rows,
@@ -117,14 +116,6 @@ def saving(case: Case) -> Iterator[Finding]:
     note = "" if same else "a state_dict does not hold the whole layer"
     note += f": neither parameter nor buffer: {', '.join(plain)}" if plain and not same else ""
     yield Finding("a state_dict loads", 0.0 if same else relative(reloaded, wanted), 0.0, note)
-
-
-def settings_are_kept(case: Case) -> Iterator[Finding]:
-    """The keywords of the constructor are attributes, by which a saved state knows its layer."""
-    lost = lost_settings(case.layer)
-    told = "a saved state cannot know its layer: keep {} as attributes of the layer"
-    note = told.format(", ".join(lost)) if lost else ""
-    yield Finding("settings are kept", float(len(lost)), 0.0, note)
 
 
 def size(case: Case) -> Iterator[Finding]:

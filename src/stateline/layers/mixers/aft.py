@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
-from stateline.settings import at_least
+from stateline.settings import Count
 
 _NOTHING = -1e30
 """Key of a token that does not exist: its weight is zero."""
@@ -72,9 +72,8 @@ class AFT(SequenceLayer[AFTState]):
 
     optimizer_groups: ClassVar[Mapping[str, str]] = {"distance": "no_decay"}
 
-    def __init__(self, d_model: int, *, n_heads: int = 4, window: int = 32) -> None:
+    def __init__(self, d_model: int, *, n_heads: Count = 4, window: Count = 32) -> None:
         super().__init__(d_model)
-        at_least(1, window=window)
         head_sizes(d_model, n_heads, None, None)
         self.n_heads, self.window = n_heads, window
         self.qkv = Linear(d_model, 3 * d_model)

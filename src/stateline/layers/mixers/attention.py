@@ -15,7 +15,6 @@ from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents
 from stateline.layers.dropout import Dropout
-from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear, scaled_linear
 from stateline.layers.mixers.heads import (
     HeadMaps,
@@ -91,7 +90,6 @@ class AttentionSettings(HeadSettings):
     out_scale: float = 1.0
 
 
-@keywords_from(AttentionSettings)
 class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
     r"""Multi-head causal attention.
 
@@ -115,9 +113,11 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
         Ainslie et al., "GQA", 2023; ``qk_norm``: Yang et al., "Qwen3 Technical Report", 2025.
     """
 
+    settings: AttentionSettings
+
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model)
-        self.settings = its = AttentionSettings(**settings)
+        super().__init__(d_model, **settings)
+        its = self.settings
         self.n_heads, self.position = its.n_heads, its.position
         self.n_kv_heads, self.d_head = its.sizes(d_model)
         self.rotary, self.dropout = its.rotary(self.d_head), Dropout(its.dropout)

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.context import Context
-from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.cross_attention import TokenSettings, attend_by_block, attend_to_all
 from stateline.layers.norm import scaled_queries, unit_length
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import at_least
+from stateline.settings import Count
 
 Gate = Literal["fixed", "lstm"]
 Update = Literal["skip", "dual", "single"]
@@ -86,16 +85,12 @@ class BlockRecurrentSettings(TokenSettings):
         d_hidden: Hidden width of that feed-forward; by default 4 ``d_model``.
     """
 
-    n_states: int = 128
+    n_states: Count = 128
     gate: Gate = "fixed"
     update: Update = "skip"
-    d_hidden: int | None = None
-
-    def __post_init__(self) -> None:
-        at_least(1, n_states=self.n_states, d_hidden=self.d_hidden)
+    d_hidden: Count | None = None
 
 
-@keywords_from(BlockRecurrentSettings)
 class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
     r"""Sliding attention plus attention to recurrent state vectors, updated once per block.
 
@@ -125,11 +120,12 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         Hutchins et al., "Block-Recurrent Transformers", NeurIPS 2022, and its code.
     """
 
+    settings: BlockRecurrentSettings
     optimizer_groups: ClassVar[Mapping[str, str]] = {"scales": "no_decay"}
 
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model)
-        self.settings = its = BlockRecurrentSettings(**settings)
+        super().__init__(d_model, **settings)
+        its = self.settings
         d_hidden = 4 * d_model if its.d_hidden is None else its.d_hidden
         self.window, update, gate = its.window, its.update, its.gate
         self.local, self.cross = its.attentions(d_model)

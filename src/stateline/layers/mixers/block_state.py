@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
-from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.cross_attention import TokenSettings, attend_by_block, attend_to_all
 from stateline.layers.mixers.diagonal_ssm import ChannelSSM, DiagonalSSM
@@ -21,7 +20,7 @@ from stateline.layers.mixers.s4 import S4SSM
 from stateline.layers.mixers.s5 import S5SSM
 from stateline.layers.mixers.sliding_attention import SlidingAttentionState
 from stateline.ops import LocalWindow, attention, local_attention
-from stateline.settings import Count, at_least
+from stateline.settings import Count
 
 Variant = Literal["sh", "mh", "mf"]
 SSM = Literal["dss", "long_conv", "s4", "s4d", "s5"]
@@ -65,17 +64,18 @@ class BlockStateSettings(TokenSettings):
             IDs there; not for ``mh``.
     """
 
-    d_head: int | None = None
+    d_head: Count | None = None
     variant: Variant = "sh"
     ssm: SSM = "s4d"
-    d_ssm: int | None = None
+    d_ssm: Count | None = None
     d_state: Count = 16
-    n_states: int = 32
+    n_states: Count = 32
     independent: bool = False
     filter_len: Count = 1024
     lift: Lift = "narrow"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         variant, ssm, lift = self.variant, self.ssm, self.lift
         if self.independent and (variant == "sh" or ssm == "s5"):
             raise InputError(
@@ -86,10 +86,8 @@ class BlockStateSettings(TokenSettings):
             raise InputError(
                 f"lift must be narrow, or full for sh and mf, got {lift=} and {variant=}"
             )
-        at_least(1, d_ssm=self.d_ssm, n_states=self.n_states)
 
 
-@keywords_from(BlockStateSettings)
 class BlockState(SequenceLayer[BlockStateState]):
     r"""Sliding attention plus attention to context states from a state space model.
 
@@ -125,14 +123,16 @@ class BlockState(SequenceLayer[BlockStateState]):
         et al., "Block-Recurrent Transformers", NeurIPS 2022, and its code.
     """
 
+    settings: BlockStateSettings
+
     # Differs from the paper's pseudo-code, which shifts the context of mf along the filters, so
     # that a block would see its own last token, and which does not scale the Fourier transform.
     # The size of the paper's models suggests what ``lift=full`` does. By default, keys and values
     # come from the reduced width directly. Without IDs and with keys of unit length, both variants
     # can compute the same keys, and the same values up to a factor per context state.
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model)
-        self.settings = its = BlockStateSettings(**settings)
+        super().__init__(d_model, **settings)
+        its = self.settings
         variant, n_heads, n_states = its.variant, its.n_heads, its.n_states
         narrow = max(1, d_model // (8 if variant == "mf" else 4))
         d_ssm = narrow if its.d_ssm is None else its.d_ssm

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.linear import Linear
-from stateline.settings import at_least
+from stateline.settings import Count
 
 
 def shifted(x: Tensor, before: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -56,10 +56,9 @@ class ChannelMixing(SequenceLayer[ChannelMixingState]):
     packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"mix": "no_decay"}
 
-    def __init__(self, d_model: int, *, d_hidden: int | None = None) -> None:
+    def __init__(self, d_model: int, *, d_hidden: Count | None = None) -> None:
         super().__init__(d_model)
         self.d_hidden = 4 * d_model if d_hidden is None else d_hidden
-        at_least(1, d_hidden=self.d_hidden)
         self.mix = nn.Parameter(1 - torch.linspace(0, 1, d_model))
         self.in_proj = Linear(d_model, self.d_hidden, bias=False)
         self.out_proj = Linear(self.d_hidden, d_model, bias=False)

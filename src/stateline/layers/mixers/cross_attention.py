@@ -11,10 +11,11 @@ from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.norm import scaled_queries, unit_length
+from stateline.settings import Count, Fraction, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenSettings:
+class TokenSettings(Settings):
     r"""Settings of how tokens attend, to each other in a window and to other vectors.
 
     Attributes:
@@ -29,12 +30,12 @@ class TokenSettings:
         dropout: Probability that a weight of the tokens' attention is dropped in training.
     """
 
-    n_heads: int = 4
-    window: int = 128
+    n_heads: Count = 4
+    window: Count = 128
     includes_self: bool = False
     qk_norm: bool = True
     zeros_before: bool = False
-    dropout: float = 0.0
+    dropout: Fraction = 0.0
 
     def attentions(
         self, d_model: int, d_head: int | None = None

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents
-from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.ssm_settings import DiagonalSettings, RealTransform
 from stateline.layers.mixers.step_sizes import uniform_log_dt
 from stateline.ops import (
@@ -146,7 +145,6 @@ class DiagonalRecurrence(ChannelSSM):
         return len(self.c) * (convolution_flops(length) + 4.0 * self.c.shape[1])
 
 
-@keywords_from(DiagonalSettings)
 class DiagonalSSM(DiagonalRecurrence):
     r"""A diagonal state space model for each channel, with a skip connection.
 
@@ -176,15 +174,15 @@ class DiagonalSSM(DiagonalRecurrence):
         NeurIPS 2022; parameters and initial values as in the official H3 code.
     """
 
+    settings: DiagonalSettings
     optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("log_dt", "log_decay", "frequency", "b"), "ssm"
     )
 
     def __init__(self, d_model: int, **settings: Any) -> None:
-        its = DiagonalSettings(**settings)
+        its = self.settings
         copies, modes, outputs = its.transitions(d_model), its.d_state // 2, its.n_outputs * d_model
-        super().__init__(d_model, d_output=outputs)
-        self.settings = its
+        super().__init__(d_model, outputs, **settings)
         self.log_dt = nn.Parameter(uniform_log_dt(its.dt_min, its.dt_max, d_model))
         self.log_decay = nn.Parameter(torch.full((copies, modes), _DECAYS[its.real_transform][1]))
         frequency = diagonal_frequencies(its.init, modes)

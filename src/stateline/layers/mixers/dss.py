@@ -10,7 +10,6 @@ from torch.nn.functional import pad
 
 from stateline.layers.base import SequenceLayer, StateT
 from stateline.layers.decoder import prepared
-from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence, DiagonalSSMState
 from stateline.layers.mixers.finite_filter import FiniteFilter, FiniteFilterState
 from stateline.layers.mixers.ssm_layer import SSMLayer
@@ -28,6 +27,7 @@ class DSSModes(SequenceLayer[StateT]):
     W. Abstract: subclasses say how the kernel is applied.
     """
 
+    settings: DSSSettings
     c: Float[Tensor, "output mode 2"]
     skip: Float[Tensor, " output"]
     keeps_float32 = True
@@ -36,17 +36,18 @@ class DSSModes(SequenceLayer[StateT]):
         "c": "no_decay",
     }
 
-    def __init__(self, d_model: int, settings: DSSSettings) -> None:
-        super().__init__(d_model, d_output=settings.n_outputs * d_model)
-        self.settings, self.filter_len = settings, settings.filter_len
-        modes, outputs = settings.d_state, settings.n_outputs * d_model
+    def __init__(self, d_model: int) -> None:
+        its = self.settings
+        modes, outputs = its.d_state, its.n_outputs * d_model
+        super().__init__(d_model, outputs)
+        self.filter_len = its.filter_len
         real = torch.full((modes,), 0.5)
         frequency = -normal_form("legs", 2 * modes).values[:, 1]
-        frequency = frequency.log() if settings.exp_frequency else frequency
+        frequency = frequency.log() if its.exp_frequency else frequency
         # As in the official code, the real and the imaginary part start with the same step.
-        log_dt = uniform_log_dt(settings.dt_min, settings.dt_max, d_model, 1)
-        self.log_dt = nn.Parameter(log_dt if settings.tie_dt else log_dt.repeat(1, 2))
-        self.real = nn.Parameter(real.log() if settings.kernel == "exp" else -real)
+        log_dt = uniform_log_dt(its.dt_min, its.dt_max, d_model, 1)
+        self.log_dt = nn.Parameter(log_dt if its.tie_dt else log_dt.repeat(1, 2))
+        self.real = nn.Parameter(real.log() if its.kernel == "exp" else -real)
         self.frequency = nn.Parameter(torch.empty(modes).copy_(frequency))
         self.c = nn.Parameter(torch.randn(outputs, modes, 2))
         self.skip = nn.Parameter(torch.randn(outputs))
@@ -100,7 +101,6 @@ class DSSFilter(DSSModes[FiniteFilterState], FiniteFilter):
         return forward + backward.flip(-1) + pad(self.skip[:, None], (0, self.filter_len - 1))
 
 
-@keywords_from(DSSSettings)
 class DSS(SSMLayer):
     r"""Diagonal state space layer whose kernel sums exponentials, or softmaxes of them.
 
@@ -129,7 +129,8 @@ class DSS(SSMLayer):
         2022, with the variants of its official code.
     """
 
+    settings: DSSSettings
+
     def __init__(self, d_model: int, *, output: Output = "linear", **settings: Any) -> None:
-        its = DSSSettings(**settings)
-        kind = DSSFilter if its.kernel == "softmax" else DSSRecurrence
-        super().__init__(kind(d_model, its), output)
+        kind = DSSFilter if self.settings.kernel == "softmax" else DSSRecurrence
+        super().__init__(kind.with_settings(self.settings, d_model, **settings), output)

@@ -12,7 +12,7 @@ from stateline.layers.dropout import Dropout
 from stateline.layers.linear import scaled_linear
 from stateline.layers.plain import is_plain_with_bias
 from stateline.ops import FeedForwardWeights, feed_forward
-from stateline.settings import at_least
+from stateline.settings import Count, Fraction
 
 Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "geglu_exact"]
 
@@ -99,9 +99,9 @@ class FeedForward(Positionwise):
         d_model: int,
         *,
         activation: Activation = "gelu",
-        d_hidden: int | None = None,
+        d_hidden: Count | None = None,
         bias: bool | None = None,
-        dropout: float = 0.0,
+        dropout: Fraction = 0.0,
         gate_scale: float = 1.0,
         out_scale: float = 1.0,
     ) -> None:
@@ -110,7 +110,6 @@ class FeedForward(Positionwise):
         bias = not gated if bias is None else bias
         if d_hidden is None:
             d_hidden = default_hidden(d_model, activation)
-        at_least(1, d_hidden=d_hidden)
         self.activation, self.d_hidden, self.bias = activation, d_hidden, bias
         if gate_scale != 1 and not gated:
             raise InputError(f"gate_scale needs a gate, got {gate_scale=} and {activation=}")

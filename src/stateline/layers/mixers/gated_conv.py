@@ -7,6 +7,7 @@ from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Around
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.short_conv import ShortConv
+from stateline.settings import Count
 
 
 class PlainConv(ShortConv):
@@ -39,7 +40,7 @@ class GatedConv(Around):
         Liquid AI, "LFM2 Technical Report", 2025; weights as in transformers.
     """
 
-    def __init__(self, d_model: int, *, taps: int = 3, bias: bool = False) -> None:
+    def __init__(self, d_model: int, *, taps: Count = 3, bias: bool = False) -> None:
         super().__init__(d_model)
         self.taps, self.bias = taps, bias
         self.in_proj = Linear(d_model, 3 * d_model, bias=bias)

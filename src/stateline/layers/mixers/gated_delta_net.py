@@ -25,7 +25,7 @@ from stateline.ops import (
     gated_delta_rule_step_,
 )
 from stateline.ops.gated_delta_rule import CHUNK
-from stateline.settings import Factor, NotNegative, at_least
+from stateline.settings import Count, Factor, NotNegative, Positive
 
 
 @accumulates("s")
@@ -88,15 +88,15 @@ class GatedDeltaNet(ConvolvedHeads):
         self,
         d_model: int,
         *,
-        n_heads: int = 4,
-        n_key_heads: int | None = None,
-        d_key: int | None = None,
+        n_heads: Count = 4,
+        n_key_heads: Count | None = None,
+        d_key: Count | None = None,
         expand_v: Factor = 2,
-        d_conv: int = 4,
+        d_conv: Count = 4,
         norm_eps: NotNegative = 1e-5,
-        n_products: int = 1,
+        n_products: Count = 1,
         reflects: bool = False,
-        query_scale: float | None = None,
+        query_scale: Positive | None = None,
         gated: bool = True,
     ) -> None:
         super().__init__(d_model)
@@ -106,9 +106,6 @@ class GatedDeltaNet(ConvolvedHeads):
             raise InputError(
                 f"expand_v * d_key must be at least 1, got {expand_v=} and d_key={self.d_key}"
             )
-        if query_scale is not None and query_scale <= 0:
-            raise InputError(f"query_scale must be positive, got {query_scale=}")
-        at_least(1, n_products=n_products)
         self.n_heads, self.n_key_heads, self.expand_v = n_heads, n_key_heads, expand_v
         self.n_products, self.reflects, self.gated = n_products, reflects, gated
         self.d_conv, self.norm_eps = d_conv, norm_eps

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
-from stateline.settings import Factor, NotNegative, Positive, at_least
+from stateline.settings import Count, Factor, NotNegative, Positive
 
 
 class GatedLinearAttention(MatrixAttention):
@@ -44,16 +44,15 @@ class GatedLinearAttention(MatrixAttention):
         self,
         d_model: int,
         *,
-        n_heads: int = 4,
+        n_heads: Count = 4,
         expand_k: Factor = 0.5,
         expand_v: Factor = 1.0,
-        rank: int = 16,
+        rank: Count = 16,
         temperature: Positive = 16.0,
         norm_eps: NotNegative = 1e-5,
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=expand_v)
         super().__init__(d_model, n_heads, d_key, d_value)
-        at_least(1, rank=rank)
         self.expand_k, self.expand_v, self.rank = expand_k, expand_v, rank
         self.temperature, self.norm_eps = temperature, norm_eps
         self.sizes = [n_heads * d for d in (d_key, d_key, d_value, d_value)] + [rank]

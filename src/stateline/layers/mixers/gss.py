@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stateline.errors import InputError
 from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Around
 from stateline.layers.decoder import prepared
@@ -14,7 +15,7 @@ from stateline.layers.linear import Linear
 from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence
 from stateline.ops import DiagonalWeights
 from stateline.ops.discretization import zero_order_hold
-from stateline.settings import at_least
+from stateline.settings import Count
 
 
 class SimplifiedDSS(DiagonalRecurrence):
@@ -38,9 +39,8 @@ class SimplifiedDSS(DiagonalRecurrence):
 
     optimizer_groups: ClassVar[Mapping[str, str]] = {"log_decay": "ssm", "frequency": "ssm"}
 
-    def __init__(self, d_model: int, *, d_state: int = 512, exp_frequency: bool = True) -> None:
+    def __init__(self, d_model: int, *, d_state: Count = 512, exp_frequency: bool = True) -> None:
         super().__init__(d_model)
-        at_least(1, d_state=d_state)
         self.d_state, self.exp_frequency = d_state, exp_frequency
         self.log_decay = nn.Parameter(torch.randn(d_state))
         self.frequency = nn.Parameter(torch.randn(d_state))
@@ -91,14 +91,14 @@ class GSS(Around):
         d_model: int,
         *,
         d_ssm: int | None = None,
-        expand: int = 4,
-        d_state: int = 512,
+        expand: Count = 4,
+        d_state: Count = 512,
         exp_frequency: bool = True,
     ) -> None:
         super().__init__(d_model)
         d_ssm = max(2, d_model // 4) if d_ssm is None else d_ssm
-        at_least(2, d_ssm=d_ssm)
-        at_least(1, expand=expand)
+        if d_ssm < 2:
+            raise InputError(f"d_ssm must be at least 2, got {d_ssm=}")
         self.d_ssm, self.expand = d_ssm, expand
         self.d_state, self.exp_frequency = d_state, exp_frequency
         d_gate = expand * d_model

@@ -8,7 +8,6 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records
 from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents, mask_of
-from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.adjacent import from_adjacent, to_adjacent
 from stateline.layers.mixers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
@@ -17,7 +16,7 @@ from stateline.layers.mixers.shift_ssm import ShiftSSM
 from stateline.layers.mixers.ssm_settings import DiagonalSettings
 from stateline.ops import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
 from stateline.ops.stepping import Stepper
-from stateline.settings import at_least
+from stateline.settings import Count
 
 
 class H3State(NamedTuple):
@@ -27,7 +26,6 @@ class H3State(NamedTuple):
     diagonal: DiagonalSSMState
 
 
-@keywords_from(DiagonalSettings)
 class H3(SequenceLayer[H3State]):
     r"""Hungry Hungry Hippos: linear attention with state space models instead of the sum.
 
@@ -57,21 +55,21 @@ class H3(SequenceLayer[H3State]):
         Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.2 and algorithm 1.
     """
 
+    settings: DiagonalSettings
+
     # Differs from official code with l_max, which cuts both filters of longer sequences, but not
     # the recurrence. Since the two then disagree, longer sequences are refused.
     def __init__(
-        self, d_model: int, *, d_head: int = 1, max_len: int | None = None, **settings: Any
+        self, d_model: int, *, d_head: Count = 1, max_len: Count | None = None, **settings: Any
     ) -> None:
-        super().__init__(d_model)
-        if d_head < 1 or d_model % d_head:
+        super().__init__(d_model, **settings)
+        if d_model % d_head:
             raise InputError(f"d_head must divide d_model, got {d_head=} and {d_model=}")
-        at_least(1, max_len=max_len)
-        self.settings, self.d_head, self.max_len = DiagonalSettings(**settings), d_head, max_len
-        self.n_outputs = n_outputs = self.settings.n_outputs
+        self.d_head, self.max_len, self.n_outputs = d_head, max_len, self.settings.n_outputs
         self.qkv = Linear(d_model, 3 * d_model)
-        self.shift = ShiftSSM(d_model, d_state=self.settings.d_state)
-        self.diagonal = DiagonalSSM(d_model // d_head, **settings)
-        self.out_proj = Linear(n_outputs * d_model, d_model)
+        self.shift = ShiftSSM.with_settings(self.settings, d_model)
+        self.diagonal = DiagonalSSM.with_settings(self.settings, d_model // d_head)
+        self.out_proj = Linear(self.n_outputs * d_model, d_model)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> H3State:  # noqa: ARG002
         """Zero states; the diagonal SSM has one per product of a key entry and a value entry."""

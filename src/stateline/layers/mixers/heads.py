@@ -15,7 +15,7 @@ from stateline.layers.decoder import prepared
 from stateline.ops import rotary as turn
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.positions import RopeScaling, frequencies, rotation
-from stateline.settings import Count, Positive, at_least
+from stateline.settings import Count, Fraction, Positive, Settings
 
 Biases = bool | Literal["qkv", "out"]
 """Projections with a bias: all, none, the first (queries, keys, values) or the last one."""
@@ -28,11 +28,10 @@ def head_sizes(
 ) -> tuple[int, int]:
     """Number of heads of keys and values, and width of a head."""
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-    if n_heads < 1 or (d_head is None and d_model % n_heads):
+    if d_head is None and d_model % n_heads:
         raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
-    if n_kv_heads < 1 or n_heads % n_kv_heads:
+    if n_heads % n_kv_heads:
         raise InputError(f"n_kv_heads must divide n_heads, got {n_kv_heads=} and {n_heads=}")
-    at_least(1, d_head=d_head)
     return n_kv_heads, d_head or d_model // n_heads
 
 
@@ -132,7 +131,7 @@ class RotatesHeads(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadSettings:
+class HeadSettings(Settings):
     r"""Settings that all kinds of attention share.
 
     Attributes:
@@ -165,9 +164,9 @@ class HeadSettings:
         dropout: Probability that an attention weight is dropped in training.
     """
 
-    n_heads: int = 4
-    n_kv_heads: int | None = None
-    d_head: int | None = None
+    n_heads: Count = 4
+    n_kv_heads: Count | None = None
+    d_head: Count | None = None
     position: str = "none"
     rotary_fraction: Positive = 1.0
     rope_base: Positive = 10_000.0
@@ -182,7 +181,7 @@ class HeadSettings:
     rope_truncate: bool = True
     score_scale: float | None = None
     bias: Biases = False
-    dropout: float = 0.0
+    dropout: Fraction = 0.0
 
     def sizes(self, d_model: int) -> tuple[int, int]:
         """Number of heads of keys and values, and width of a head; see :func:`head_sizes`."""

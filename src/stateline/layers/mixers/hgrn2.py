@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.linear_attention import LinearAttentionState, MatrixAttention, expanded
 from stateline.ops.linear_attention import SHORT
-from stateline.settings import Factor, NotNegative
+from stateline.settings import Count, Factor, Fraction, NotNegative
 
 
 class HGRN2(MatrixAttention):
@@ -50,16 +50,14 @@ class HGRN2(MatrixAttention):
         self,
         d_model: int,
         *,
-        n_heads: int = 4,
+        n_heads: Count = 4,
         expand_k: Factor = 1.0,
-        lower_bound: float = 0.0,
+        lower_bound: Fraction = 0.0,
         learns_bound: bool = False,
         norm_eps: NotNegative = 1e-5,
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=1)
         super().__init__(d_model, n_heads, d_key, d_value)
-        if not 0 <= lower_bound < 1:
-            raise InputError(f"lower_bound must be from 0 to less than 1, got {lower_bound}")
         self.expand_k, self.lower_bound, self.norm_eps = expand_k, lower_bound, norm_eps
         if learns_bound and not lower_bound:
             raise InputError(

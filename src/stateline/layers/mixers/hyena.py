@@ -1,6 +1,7 @@
 """Hyena: a long convolution between two gates."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -9,6 +10,8 @@ from stateline.layers.compose import Composite
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.gated_conv import PlainConv
 from stateline.layers.mixers.long_conv import ImplicitFilters
+from stateline.layers.mixers.ssm_settings import FilterSettings
+from stateline.settings import Count
 
 
 class Hyena(Composite):
@@ -30,12 +33,8 @@ class Hyena(Composite):
     Args:
         d_model: Width of input and output.
         d_conv: Taps K of the short convolution.
-        filter_len: Taps T of the long convolution.
-        n_features: Number of features of a position, odd and at least 3.
-        d_hidden: Width of the network that computes the long filters.
-        n_hidden: Number of its hidden-to-hidden maps.
-        frequency: Initial factor inside its sines.
-        shift: Value that is added to the windows of the filters.
+        **settings: Settings of the long filters, of T = ``filter_len`` taps: see
+            :class:`~stateline.layers.mixers.ssm_settings.FilterSettings`.
 
     Raises:
         InputError: If a size is too small or ``n_features`` is even.
@@ -45,33 +44,13 @@ class Hyena(Composite):
         section 3.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        *,
-        d_conv: int = 3,
-        filter_len: int = 1024,
-        n_features: int = 33,
-        d_hidden: int = 64,
-        n_hidden: int = 2,
-        frequency: float = 10.0,
-        shift: float = 0.0,
-    ) -> None:
-        super().__init__(d_model)
-        self.d_conv, self.filter_len, self.n_features = d_conv, filter_len, n_features
-        self.d_hidden, self.n_hidden, self.frequency = d_hidden, n_hidden, frequency
-        self.shift = shift
+    settings: FilterSettings
+
+    def __init__(self, d_model: int, *, d_conv: Count = 3, **settings: Any) -> None:
+        super().__init__(d_model, **settings)
         self.in_proj = Linear(d_model, 3 * d_model)
         self.conv = PlainConv(3 * d_model, taps=d_conv)
-        self.filters = ImplicitFilters(
-            d_model,
-            filter_len=filter_len,
-            n_features=n_features,
-            d_hidden=d_hidden,
-            n_hidden=n_hidden,
-            frequency=frequency,
-            shift=shift,
-        )
+        self.filters = ImplicitFilters.with_settings(self.settings, d_model)
         self.out_proj = Linear(d_model, d_model)
 
     @property

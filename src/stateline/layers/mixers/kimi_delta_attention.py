@@ -19,7 +19,7 @@ from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.layers.norm import unit_length
 from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
-from stateline.settings import NotNegative, at_least
+from stateline.settings import Count, NotNegative
 
 
 class KimiDeltaAttention(ConvolvedHeads):
@@ -58,16 +58,15 @@ class KimiDeltaAttention(ConvolvedHeads):
         self,
         d_model: int,
         *,
-        n_heads: int = 4,
-        d_head: int | None = None,
-        rank: int | None = None,
-        d_conv: int = 4,
+        n_heads: Count = 4,
+        d_head: Count | None = None,
+        rank: Count | None = None,
+        d_conv: Count = 4,
         norm_eps: NotNegative = 1e-5,
     ) -> None:
         super().__init__(d_model)
         _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
         self.rank = self.d_head if rank is None else rank
-        at_least(1, rank=self.rank)
         self.n_heads, self.d_conv, self.norm_eps = n_heads, d_conv, norm_eps
         inner = n_heads * self.d_head
         self.in_proj = Linear(d_model, 3 * inner + 2 * self.rank + n_heads, bias=False)

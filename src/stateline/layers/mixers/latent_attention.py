@@ -16,7 +16,7 @@ from stateline.layers.plain import is_plain
 from stateline.ops import AttentionMask, attention
 from stateline.ops.attention import check_room
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import NotNegative, Positive, at_least
+from stateline.settings import Count, NotNegative, Positive
 
 
 class LatentAttentionState(NamedTuple):
@@ -77,10 +77,10 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
         self,
         d_model: int,
         *,
-        n_heads: int = 4,
-        d_head: int | None = None,
-        d_latent: int | None = None,
-        d_rotary: int | None = None,
+        n_heads: Count = 4,
+        d_head: Count | None = None,
+        d_latent: Count | None = None,
+        d_rotary: Count | None = None,
         position: Literal["rope", "none"] = "rope",
         rope_base: Positive = 10_000.0,
         norm_eps: NotNegative = 1e-6,
@@ -89,7 +89,6 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
         _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
         self.d_latent = 2 * self.d_head if d_latent is None else d_latent
         self.d_rotary = 2 * -(-self.d_head // 4) if d_rotary is None else d_rotary
-        at_least(1, d_latent=self.d_latent, d_rotary=self.d_rotary)
         self.position = position
         if self.d_rotary % 2:
             raise InputError(f"d_rotary must be even, for pairs are rotated, got {d_rotary}")

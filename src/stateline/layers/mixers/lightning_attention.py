@@ -11,7 +11,7 @@ from stateline.layers.decoder import prepared
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.linear_attention import MatrixAttention
-from stateline.settings import NotNegative
+from stateline.settings import Count, NotNegative
 
 
 class LightningAttention(MatrixAttention):
@@ -46,8 +46,8 @@ class LightningAttention(MatrixAttention):
         self,
         d_model: int,
         *,
-        n_heads: int = 4,
-        d_head: int | None = None,
+        n_heads: Count = 4,
+        d_head: Count | None = None,
         decay_scale: NotNegative = 1.0,
         norm_eps: NotNegative = 1e-6,
     ) -> None:

@@ -22,7 +22,7 @@ from stateline.ops import (
     linear_attention_step_,
 )
 from stateline.ops.linear_attention import CHUNK
-from stateline.settings import at_least
+from stateline.settings import Count
 
 Feature = Literal["elu", "relu", "identity", "taylor", "random"]
 
@@ -120,7 +120,6 @@ class MatrixAttention(SequenceLayer[Any]):
 
 def expanded(d_model: int, n_heads: int, **factors: float) -> list[int]:
     """Width of a head for each multiple of the model's width."""
-    at_least(1, n_heads=n_heads)
     widths = []
     for name, factor in factors.items():
         width = round(factor * d_model)
@@ -190,18 +189,15 @@ class LinearAttention(MatrixAttention):
         self,
         d_model: int,
         *,
-        n_heads: int = 4,
+        n_heads: Count = 4,
         feature: Feature = "elu",
-        n_features: int | None = None,
+        n_features: Count | None = None,
         normalise: bool = True,
     ) -> None:
         _, self.d_head = head_sizes(d_model, n_heads, None, None)
         super().__init__(d_model, n_heads, self.d_head, self.d_head + normalise)
-        if n_features is not None and (feature != "random" or n_features < 1):
-            raise InputError(
-                "n_features must be at least 1, and is for feature='random' alone, got "
-                f"{n_features=} and {feature=}"
-            )
+        if n_features is not None and feature != "random":
+            raise InputError(f"n_features is for feature='random' alone, got {feature=}")
         if feature == "identity" and normalise:
             raise InputError(
                 "a normaliser needs features that are not negative, got feature='identity': "

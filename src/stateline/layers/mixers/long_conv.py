@@ -10,17 +10,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.decoder import prepared
-from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.finite_filter import FiniteFilter
 from stateline.layers.mixers.ssm_layer import SSMLayer
-from stateline.layers.mixers.ssm_settings import FilterSettings
+from stateline.layers.mixers.ssm_settings import FilterSettings, LongConvSettings
 from stateline.ops.dispatch import own_precision
+from stateline.settings import Count
 
 _SLOWEST, _FASTEST = 1.5, 0.3
 """Fraction of the filter after which the slowest and the fastest window are at 0.01."""
 
 
-@keywords_from(FilterSettings)
 class ImplicitFilters(FiniteFilter):
     r"""Filters whose taps are a function of their position, one or more per channel.
 
@@ -38,6 +37,7 @@ class ImplicitFilters(FiniteFilter):
 
     Args:
         d_model: Number of channels.
+        n_filters: Filters for each channel.
         **settings: See :class:`~stateline.layers.mixers.ssm_settings.FilterSettings`.
 
     Raises:
@@ -47,6 +47,7 @@ class ImplicitFilters(FiniteFilter):
         Poli et al., "Hyena Hierarchy", ICML 2023.
     """
 
+    settings: FilterSettings
     keeps_float32 = True
     # As in the official Hyena code, no parameter of the filters decays.
     optimizer_groups: ClassVar[Mapping[str, str]] = {
@@ -56,11 +57,11 @@ class ImplicitFilters(FiniteFilter):
     times: Tensor
     rates: Tensor
 
-    def __init__(self, d_model: int, **settings: Any) -> None:
-        its = FilterSettings(**settings)
-        outputs, hidden, level = its.n_filters * d_model, its.d_hidden, -math.log(0.01)
-        super().__init__(d_model, d_output=outputs)
-        self.settings, self.filter_len = its, its.filter_len
+    def __init__(self, d_model: int, *, n_filters: Count = 1, **settings: Any) -> None:
+        its = self.settings
+        outputs, hidden, level = n_filters * d_model, its.d_hidden, -math.log(0.01)
+        super().__init__(d_model, outputs, **settings)
+        self.filter_len = its.filter_len
         self.register_buffer("times", torch.linspace(0, 1, its.filter_len))
         self.register_buffer("rates", torch.linspace(level / _SLOWEST, level / _FASTEST, outputs))
         self.features = nn.Parameter(_features(its.filter_len, its.n_features))
@@ -87,7 +88,6 @@ class ImplicitFilters(FiniteFilter):
         return (values * windows).mT + first
 
 
-@keywords_from(FilterSettings)
 class LongConv(SSMLayer):
     r"""Convolution with filters that a network computes from the position, then a map.
 
@@ -99,7 +99,7 @@ class LongConv(SSMLayer):
 
     Args:
         d_model: Width of input and output.
-        **settings: See :class:`~stateline.layers.mixers.ssm_settings.FilterSettings`.
+        **settings: See :class:`~stateline.layers.mixers.ssm_settings.LongConvSettings`.
 
     Raises:
         InputError: If a setting does not fit.
@@ -109,8 +109,11 @@ class LongConv(SSMLayer):
         Fathi et al., "Block-State Transformers", NeurIPS 2023, for several filters per channel.
     """
 
+    settings: LongConvSettings
+
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(ImplicitFilters(d_model, **settings), "linear")
+        filters = ImplicitFilters.with_settings(self.settings, d_model, **settings)
+        super().__init__(filters, "linear")
 
 
 def _features(filter_len: int, count: int) -> Float[Tensor, "filter_len count"]:

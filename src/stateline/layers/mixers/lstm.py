@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.dropout import Dropout
 from stateline.ops import LSTMCell, LSTMWeights, lstm
-from stateline.settings import at_least
+from stateline.settings import Count, Fraction
 
 _WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
@@ -48,9 +48,8 @@ class LSTM(SequenceLayer[LSTMState]):
     wants_feed_forward = False
     keeps_float32 = True
 
-    def __init__(self, d_model: int, *, n_layers: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, d_model: int, *, n_layers: Count = 1, dropout: Fraction = 0.0) -> None:
         super().__init__(d_model)
-        at_least(1, n_layers=n_layers)
         self.n_layers = n_layers
         self.dropout = Dropout(dropout)
         bound = d_model**-0.5

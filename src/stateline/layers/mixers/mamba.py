@@ -18,7 +18,7 @@ from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.ops import ScanSignals, selective_scan, selective_scan_step, selective_scan_step_
-from stateline.settings import Factor, NotNegative
+from stateline.settings import Count, Factor, NotNegative
 
 
 @accumulates("h")
@@ -73,10 +73,10 @@ class Mamba(ConvolvedRecurrence):
         self,
         d_model: int,
         *,
-        d_state: int = 16,
-        d_conv: int = 4,
+        d_state: Count = 16,
+        d_conv: Count = 4,
         expand: Factor = 2.0,
-        dt_rank: int | None = None,
+        dt_rank: Count | None = None,
         bias: bool = False,
         conv_bias: bool = True,
         norm_eps: NotNegative | None = None,
@@ -90,11 +90,8 @@ class Mamba(ConvolvedRecurrence):
             raise InputError("learned_norms needs norm_eps, got norm_eps=None")
         self.d_inner, self.d_state = int(expand * d_model), d_state
         self.dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
-        if min(self.d_inner, d_state, self.dt_rank) < 1:
-            raise InputError(
-                "d_state, dt_rank and expand * d_model must be at least 1, "
-                f"got {d_state=}, dt_rank={self.dt_rank} and {self.d_inner}"
-            )
+        if self.d_inner < 1:
+            raise InputError(f"expand * d_model must be at least 1, got {self.d_inner}")
         self.in_proj = Linear(d_model, 2 * self.d_inner, bias=bias)
         self.conv = ShortConv(self.d_inner, taps=d_conv, bias=conv_bias)
         self.x_proj = Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)

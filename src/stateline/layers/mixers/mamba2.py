@@ -1,7 +1,7 @@
 """Mamba-2: a selective state space model with one decay per head, computed like attention."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import accumulates, zeros
 from stateline.layers.decoder import prepared
-from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import scaled_linear
 from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.finite_filter import FiniteFilterState
@@ -25,7 +24,7 @@ from stateline.ops import (
     linear_attention_step_,
 )
 from stateline.ops.linear_attention import CHUNK
-from stateline.settings import Factor, NotNegative
+from stateline.settings import Count, Factor, NotNegative, Settings
 
 
 @accumulates("h")
@@ -40,15 +39,18 @@ def head_width(inner: int, d_head: int | None, n_groups: int) -> int:
     """Inner channels of a head: by default the largest number up to 64 that divides all.
 
     Raises:
-        InputError: If it does not divide them, or the groups do not divide the heads.
+        InputError: If there are none, it does not divide them, or the groups do not divide the
+            heads.
 
     Example:
         >>> head_width(96, None, n_groups=1)
         48
     """
+    if inner < 1:
+        raise InputError(f"expand * d_model must be at least 1, got {inner}")
     if d_head is None:
         d_head = max(size for size in range(1, min(inner, 64) + 1) if inner % size == 0)
-    if d_head < 1 or inner % d_head or inner // d_head % n_groups:
+    if inner % d_head or inner // d_head % n_groups:
         raise InputError(
             "d_head must divide expand * d_model, and n_groups the number of heads, "
             f"got {d_head=}, {n_groups=} and expand * d_model = {inner}"
@@ -57,7 +59,7 @@ def head_width(inner: int, d_head: int | None, n_groups: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Settings:
+class Mamba2Settings(Settings):
     r"""Settings of :class:`~stateline.layers.Mamba2`.
 
     Attributes:
@@ -79,11 +81,11 @@ class Mamba2Settings:
         out_scale: Constant factor of the output.
     """
 
-    d_state: int = 128
-    d_conv: int = 4
+    d_state: Count = 128
+    d_conv: Count = 4
     expand: Factor = 2.0
-    d_head: int | None = None
-    n_groups: int = 1
+    d_head: Count | None = None
+    n_groups: Count = 1
     bias: bool = False
     conv_bias: bool = True
     norm_eps: NotNegative = 1e-5
@@ -96,18 +98,7 @@ class Mamba2Settings:
     step_scale: float = 1.0
     out_scale: float = 1.0
 
-    def of_width(self, d_model: int) -> "Mamba2Settings":
-        """The settings with the size of a head."""
-        inner = int(self.expand * d_model)
-        if min(inner, self.d_state, self.n_groups) < 1:
-            raise InputError(
-                "d_state, n_groups and expand * d_model must be at least 1, "
-                f"got d_state={self.d_state}, n_groups={self.n_groups} and {inner}"
-            )
-        return replace(self, d_head=head_width(inner, self.d_head, self.n_groups))
 
-
-@keywords_from(Mamba2Settings)
 class Mamba2(ConvolvedRecurrence):
     r"""Selective state space layer in the form dual to attention (SSD).
 
@@ -139,6 +130,7 @@ class Mamba2(ConvolvedRecurrence):
         official code.
     """
 
+    settings: Mamba2Settings
     wants_feed_forward = False
     ops = linear_attention, linear_attention_step, linear_attention_step_
     optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -146,11 +138,10 @@ class Mamba2(ConvolvedRecurrence):
     )
 
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model)
-        self.settings = its = Mamba2Settings(**settings).of_width(d_model)
+        super().__init__(d_model, **settings)
+        its, self.d_inner = self.settings, int(self.settings.expand * d_model)
         self.d_state, self.n_groups, self.min_step = its.d_state, its.n_groups, its.min_step
-        assert its.d_head is not None
-        self.d_inner, self.d_head = int(its.expand * d_model), its.d_head
+        self.d_head = head_width(self.d_inner, its.d_head, its.n_groups)
         self.n_heads, shared = self.d_inner // self.d_head, its.n_groups * its.d_state
         self.in_proj = scaled_linear(
             d_model,

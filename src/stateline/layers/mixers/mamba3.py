@@ -17,7 +17,7 @@ from stateline.layers.mixers.mamba2 import head_width
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.ops import LinearSignals, linear_attention
 from stateline.ops.linear_attention import CHUNK
-from stateline.settings import Factor, NotNegative
+from stateline.settings import Count, Factor, NotNegative
 
 
 @accumulates("h", "angle")
@@ -92,10 +92,10 @@ class Mamba3(SequenceLayer[Mamba3State]):
         *,
         d_state: int = 128,
         expand: Factor = 2.0,
-        d_head: int | None = None,
-        n_groups: int = 1,
-        mimo_rank: int = 1,
-        rope_fraction: float = 0.5,
+        d_head: Count | None = None,
+        n_groups: Count = 1,
+        mimo_rank: Count = 1,
+        rope_fraction: NotNegative = 0.5,
         pairs: Literal["adjacent", "halves"] = "adjacent",
         out_norm: bool = False,
         decay_floor: NotNegative = 1e-4,
@@ -105,12 +105,9 @@ class Mamba3(SequenceLayer[Mamba3State]):
         self.expand, self.d_inner = expand, int(expand * d_model)
         self.rope_fraction, self.pairs, self.mimo_rank = rope_fraction, pairs, mimo_rank
         self.decay_floor, self.norm_eps, self.out_norm = decay_floor, norm_eps, out_norm
-        if min(self.d_inner, n_groups, mimo_rank) < 1 or d_state < 2 or d_state % 2:
-            raise InputError(
-                "n_groups, mimo_rank and expand * d_model must be at least 1, and d_state even, "
-                f"got {n_groups=}, {mimo_rank=}, {self.d_inner} and {d_state=}"
-            )
-        if not 0 <= rope_fraction <= 1:
+        if d_state < 2 or d_state % 2:
+            raise InputError(f"d_state must be a positive even number, got {d_state=}")
+        if rope_fraction > 1:
             raise InputError(f"rope_fraction must be from 0 to 1, got {rope_fraction=}")
         d_head = head_width(self.d_inner, d_head, n_groups)
         self.d_state, self.d_head, self.n_groups = d_state, d_head, n_groups

@@ -13,7 +13,7 @@ from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import check_normalised
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
-from stateline.settings import Factor, NotNegative, Positive
+from stateline.settings import Count, Factor, NotNegative, Positive
 
 
 @accumulates("s", "m")
@@ -70,7 +70,7 @@ class MLSTM(MatrixAttention):
         self,
         d_model: int,
         *,
-        n_heads: int = 4,
+        n_heads: Count = 4,
         expand_k: Factor = 0.5,
         expand_v: Factor = 1.0,
         soft_cap: Positive = 15.0,

@@ -1,6 +1,6 @@
 """Mixture of experts: each position passes through the few feed-forwards that a router chooses."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from stateline.errors import InputError
-from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.feed_forward import (
     FeedForward,
@@ -18,14 +17,14 @@ from stateline.layers.mixers.feed_forward import (
     default_hidden,
 )
 from stateline.ops.grouped_linear import grouped_linear
-from stateline.settings import NotNegative, at_least
+from stateline.settings import Count, NotNegative, Settings, Size
 
 Activation = Literal["swiglu", "geglu", "relu2", "gelu"]
 Scores = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoESettings:
+class MoESettings(Settings):
     r"""Settings of :class:`~stateline.layers.MoE`, with its symbols.
 
     Attributes:
@@ -49,13 +48,13 @@ class MoESettings:
         balance: Factor of the loss that balances the experts.
     """
 
-    experts: int = 8
-    top_k: int = 2
-    shared: int = 0
-    d_shared: int | None = None
+    experts: Count = 8
+    top_k: Count = 2
+    shared: Size = 0
+    d_shared: Size | None = None
     gate_shared: bool = False
     activation: Activation = "swiglu"
-    d_hidden: int | None = None
+    d_hidden: Count | None = None
     scores: Scores = "softmax"
     correction: bool = False
     correction_rate: NotNegative = 0.001
@@ -64,26 +63,23 @@ class MoESettings:
     scale: float = 1.0
     balance: NotNegative = 0.01
 
-    def of_width(self, d_model: int) -> "MoESettings":
-        """The settings with the hidden widths."""
-        top_k, experts, shared = self.top_k, self.experts, self.shared
-        at_least(1, experts=experts, top_k=top_k)
-        d_hidden, d_shared = self.d_hidden, self.d_shared
-        if d_hidden is None:
-            d_hidden = -(-default_hidden(d_model, self.activation) // (8 * top_k)) * 8
-        at_least(1, d_hidden=d_hidden)
-        d_shared = shared * d_hidden if d_shared is None else d_shared
-        if top_k > experts or d_shared < 0:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_k > self.experts:
             raise InputError(
-                "top_k must be at most experts, and shared and d_shared at least 0, got "
-                f"{top_k=}, {experts=}, {shared=} and {d_shared=}"
+                f"top_k must be at most experts, got top_k={self.top_k}, experts={self.experts}"
             )
-        if self.gate_shared and not d_shared:
+        if self.gate_shared and not (self.shared if self.d_shared is None else self.d_shared):
             raise InputError("gate_shared=True needs a shared expert: set shared or d_shared")
-        return replace(self, d_hidden=d_hidden, d_shared=d_shared, shared=d_shared // d_hidden)
+
+    def widths(self, d_model: int) -> tuple[int, int]:
+        """Hidden widths of an expert and of the shared expert."""
+        width = self.d_hidden
+        if width is None:
+            width = -(-default_hidden(d_model, self.activation) // (8 * self.top_k)) * 8
+        return width, self.shared * width if self.d_shared is None else self.d_shared
 
 
-@keywords_from(MoESettings)
 class MoE(Positionwise):
     r"""A feed-forward whose hidden units are divided among experts, of which few are used.
 
@@ -130,19 +126,20 @@ class MoE(Positionwise):
     chooses: ClassVar[bool] = True
     """Small changes of an input may change which experts are used, and so much of the output."""
 
+    settings: MoESettings
     correction: Tensor | None
 
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model)
-        self.settings = its = MoESettings(**settings).of_width(d_model)
+        super().__init__(d_model, **settings)
+        its, (self.d_hidden, self.d_shared) = self.settings, self.settings.widths(d_model)
         self.experts, self.top_k, self.activation = its.experts, its.top_k, its.activation
         self.router = Linear(d_model, its.experts, bias=False)
         feed_forward = partial(FeedForward, d_model, activation=its.activation, bias=False)
-        one = feed_forward(d_hidden=its.d_hidden)
+        one = feed_forward(d_hidden=self.d_hidden)
         self.in_weight = nn.Parameter(_drawn(d_model, its.experts, *one.in_proj.weight.shape))
         self.out_weight = nn.Parameter(_drawn(d_model, its.experts, *one.out_proj.weight.shape))
         self.register_buffer("correction", torch.zeros(its.experts) if its.correction else None)
-        self.always = feed_forward(d_hidden=its.d_shared) if its.d_shared else None
+        self.always = feed_forward(d_hidden=self.d_shared) if self.d_shared else None
         self.gate = Linear(d_model, 1, bias=False) if its.gate_shared else None
         self.positions: int | None = None  # of an update; by default, of each call
         self.uses: Tensor | None = None

@@ -14,7 +14,7 @@ from stateline.layers.documents import Documents, count_positions
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, RotatesHeads
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
-from stateline.settings import Factor, NotNegative
+from stateline.settings import Count, Factor, NotNegative
 
 
 @accumulates("s")
@@ -56,7 +56,7 @@ class Retention(MatrixAttention, RotatesHeads):
         self,
         d_model: int,
         *,
-        n_heads: int = 4,
+        n_heads: Count = 4,
         expand_v: Factor = 2.0,
         norm_eps: NotNegative = 1e-5,
     ) -> None:

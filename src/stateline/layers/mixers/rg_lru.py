@@ -16,6 +16,7 @@ from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.gated_conv import PlainConv
 from stateline.ops import ScanSignals, selective_scan, selective_scan_step, selective_scan_step_
+from stateline.settings import Count
 
 _SHARPNESS = 8.0
 """The constant c of the paper: a state decays at most c times as fast as by its own rate."""
@@ -71,11 +72,11 @@ class RGLRU(SequenceLayer[RGLRUState]):
     )
 
     def __init__(
-        self, d_model: int, *, d_inner: int | None = None, n_heads: int = 4, d_conv: int = 4
+        self, d_model: int, *, d_inner: Count | None = None, n_heads: Count = 4, d_conv: Count = 4
     ) -> None:
         super().__init__(d_model)
         self.d_inner = d_model if d_inner is None else d_inner
-        if self.d_inner < 1 or n_heads < 1 or self.d_inner % n_heads:
+        if self.d_inner % n_heads:
             raise InputError(f"n_heads must divide d_inner, got {n_heads=}, d_inner={self.d_inner}")
         self.n_heads, self.d_conv, width = n_heads, d_conv, self.d_inner // n_heads
         self.in_proj = Linear(d_model, 2 * self.d_inner)

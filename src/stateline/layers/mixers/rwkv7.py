@@ -18,7 +18,7 @@ from stateline.layers.mixers.heads import HeadMaps, TakesHeads, check_normalised
 from stateline.layers.stored_state import widened
 from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
-from stateline.settings import at_least
+from stateline.settings import Count
 
 SLOWEST = -math.exp(-0.5)
 """Lowest logarithm of a decay."""
@@ -84,14 +84,13 @@ class RWKV7(SequenceLayer[RWKV7State], TakesHeads):
     )
 
     def __init__(
-        self, d_model: int, *, n_heads: int = 4, rank: int = 32, gate_rank: int | None = None
+        self, d_model: int, *, n_heads: Count = 4, rank: Count = 32, gate_rank: Count | None = None
     ) -> None:
         super().__init__(d_model)
         _, self.d_head = head_sizes(d_model, n_heads, None, None)
         check_normalised(d_model, n_heads, self.d_head)
         self.n_heads, self.rank = n_heads, rank
         self.gate_rank = 2 * rank if gate_rank is None else gate_rank
-        at_least(1, rank=rank, gate_rank=self.gate_rank)
         place = torch.linspace(0, 1, d_model)
         self.mix = nn.Parameter(1 - place.repeat(len(MIXED), 1) ** 0.5)
         self.r_proj, self.k_proj, self.v_proj, self.out_proj = (

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from stateline.layers.decoder import prepared
-from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.diagonal_ssm import ChannelSSM, Operators
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import ChannelSSMSettings, Output
@@ -17,7 +16,6 @@ from stateline.ops.fft_conv import convolution_flops
 from stateline.ops.hippo import diagonal_plus_low_rank
 
 
-@keywords_from(ChannelSSMSettings)
 class S4SSM(ChannelSSM):
     r"""A state space model for each channel that starts as HiPPO-LegS itself.
 
@@ -55,11 +53,12 @@ class S4SSM(ChannelSSM):
     )
     operators = Operators(dplr_ssm, dplr_ssm_every, dplr_ssm_step)
 
+    settings: ChannelSSMSettings
+
     def __init__(self, d_model: int, **settings: Any) -> None:
-        its = ChannelSSMSettings(**settings)
+        its = self.settings
         copies, modes, outputs = its.transitions(d_model), its.d_state // 2, its.n_outputs * d_model
-        super().__init__(d_model, d_output=outputs)
-        self.settings = its
+        super().__init__(d_model, outputs, **settings)
         values, low_rank, b = diagonal_plus_low_rank("legs", its.d_state)
         self.log_dt = nn.Parameter(uniform_log_dt(its.dt_min, its.dt_max, d_model))
         self.log_decay = nn.Parameter(torch.empty(copies, modes).copy_((-values[:, 0]).log()))
@@ -98,7 +97,6 @@ class S4SSM(ChannelSSM):
         return kernel / length + len(self.c) * convolution_flops(length)
 
 
-@keywords_from(ChannelSSMSettings)
 class S4(SSMLayer):
     r"""Structured state space layer, whose transition is diagonal plus low rank.
 
@@ -120,5 +118,7 @@ class S4(SSMLayer):
         Gu et al., "Efficiently Modeling Long Sequences with Structured State Spaces", ICLR 2022.
     """
 
+    settings: ChannelSSMSettings
+
     def __init__(self, d_model: int, *, output: Output = "glu", **settings: Any) -> None:
-        super().__init__(S4SSM(d_model, **settings), output)
+        super().__init__(S4SSM.with_settings(self.settings, d_model, **settings), output)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.decoder import prepared
-from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import Output, S5Settings
 from stateline.layers.mixers.step_sizes import uniform_log_dt
@@ -19,7 +18,7 @@ from stateline.ops.discretization import DISCRETIZATIONS
 from stateline.ops.hippo import normal_form
 from stateline.ops.planes import conjugate, multiply
 from stateline.ops.scan import scan_flops
-from stateline.settings import at_least
+from stateline.settings import Count
 
 
 @accumulates("h")
@@ -29,7 +28,6 @@ class S5State(NamedTuple):
     h: Float[Tensor, "batch mode 2"]
 
 
-@keywords_from(S5Settings)
 class S5SSM(SequenceLayer[S5State]):
     r"""A diagonal state space model with as many inputs and outputs as there are channels.
 
@@ -56,16 +54,15 @@ class S5SSM(SequenceLayer[S5State]):
         Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
     """
 
+    settings: S5Settings
     keeps_float32 = True
     optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("log_dt", "real", "frequency", "b"), "ssm"
     )
 
-    def __init__(self, d_model: int, *, n_outputs: int = 1, **settings: Any) -> None:
-        super().__init__(d_model, d_output=n_outputs * d_model)
-        self.settings = its = S5Settings(**settings)
-        self.n_outputs = n_outputs
-        at_least(1, n_outputs=n_outputs)
+    def __init__(self, d_model: int, *, n_outputs: Count = 1, **settings: Any) -> None:
+        super().__init__(d_model, n_outputs * d_model, **settings)
+        its, self.n_outputs = self.settings, n_outputs
         # Differs from the official code, which by default lets Re Lambda become positive, so that
         # the state explodes: clip_eigs=False does the same.
         size = its.d_state // its.n_blocks
@@ -118,7 +115,6 @@ class S5SSM(SequenceLayer[S5State]):
         return MIMOWeights(log_a, b, self.c if its.conj_sym else self.c / 2)
 
 
-@keywords_from(S5Settings)
 class S5(SSMLayer):
     r"""State space layer with one state for all channels, and a gate after it.
 
@@ -139,5 +135,7 @@ class S5(SSMLayer):
         Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
     """
 
+    settings: S5Settings
+
     def __init__(self, d_model: int, *, output: Output = "half_glu", **settings: Any) -> None:
-        super().__init__(S5SSM(d_model, **settings), output)
+        super().__init__(S5SSM.with_settings(self.settings, d_model, **settings), output)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stateline.layers.decoder import prepared
 from stateline.layers.mixers.finite_filter import FiniteFilter
 from stateline.ops import shift_taps
-from stateline.settings import at_least
+from stateline.settings import Count
 
 
 class ShiftSSM(FiniteFilter):
@@ -37,9 +37,8 @@ class ShiftSSM(FiniteFilter):
     keeps_float32 = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"b": "ssm"}
 
-    def __init__(self, d_model: int, *, d_state: int = 64) -> None:
+    def __init__(self, d_model: int, *, d_state: Count = 64) -> None:
         super().__init__(d_model)
-        at_least(1, d_state=d_state)
         self.filter_len = self.d_state = d_state
         self.b = nn.Parameter(torch.eye(1, d_state).repeat(d_model, 1))
         self.c = nn.Parameter(torch.empty(d_model, d_state).uniform_(-1, 1) / math.sqrt(d_state))

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.mixers.finite_filter import FiniteFilter
-from stateline.settings import at_least
+from stateline.settings import Count
 
 
 class ShortConv(FiniteFilter):
@@ -28,9 +28,8 @@ class ShortConv(FiniteFilter):
     keeps_float32 = True
     packs = True
 
-    def __init__(self, d_model: int, *, taps: int = 4, bias: bool = True) -> None:
+    def __init__(self, d_model: int, *, taps: Count = 4, bias: bool = True) -> None:
         super().__init__(d_model)
-        at_least(1, taps=taps)
         self.filter_len = taps
         bound = taps**-0.5
         self.kernel = nn.Parameter(torch.empty(d_model, taps).uniform_(-bound, bound))

@@ -12,13 +12,12 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context, mean_visible
 from stateline.layers.dropout import Dropout
-from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import HeadSettings, RotatesHeads, scaled
 from stateline.layers.norm import OffsetRMSNorm, scaled_queries, unit_length
 from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import alibi_slopes, t5_buckets
-from stateline.settings import NotNegative, at_least
+from stateline.settings import Count, NotNegative
 
 WindowPosition = Literal["none", "rope", "alibi", "relative", "t5"]
 
@@ -57,7 +56,7 @@ class SlidingSettings(HeadSettings):
             context start without it.
     """
 
-    window: int = 128
+    window: Count = 128
     position: WindowPosition = "none"
     includes_self: bool = True
     blocks: bool = False
@@ -66,12 +65,11 @@ class SlidingSettings(HeadSettings):
     zeros_before: bool = False
 
     def __post_init__(self) -> None:
-        at_least(1, window=self.window)
+        super().__post_init__()
         if self.qk_norm is True and self.score_scale is not None:
             raise InputError("qk_norm learns the scale of the scores: leave score_scale out")
 
 
-@keywords_from(SlidingSettings)
 class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, AttendsToContext):
     r"""Multi-head causal attention in which a position sees the last ``window`` positions.
 
@@ -104,9 +102,11 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         sliding window of Hutchins et al., "Block-Recurrent Transformers", 2022.
     """
 
+    settings: SlidingSettings
+
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model)
-        self.settings = its = SlidingSettings(**settings)
+        super().__init__(d_model, **settings)
+        its = self.settings
         self.n_heads, self.position, self.blocks = its.n_heads, its.position, its.blocks
         self.window, self.includes_self = its.window, its.includes_self
         self.n_kv_heads, self.d_head = its.sizes(d_model)

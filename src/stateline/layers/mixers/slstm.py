@@ -14,7 +14,7 @@ from stateline.layers.mixers.heads import check_normalised, head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.ops import SLSTMCell, slstm
 from stateline.ops.slstm import empty_cell
-from stateline.settings import NotNegative
+from stateline.settings import Count, NotNegative
 
 
 @accumulates("h", "c", "n", "m")
@@ -68,7 +68,7 @@ class SLSTM(SequenceLayer[SLSTMState]):
     )
 
     def __init__(
-        self, d_model: int, *, n_heads: int = 4, d_conv: int = 4, norm_eps: NotNegative = 1e-5
+        self, d_model: int, *, n_heads: Count = 4, d_conv: Count = 4, norm_eps: NotNegative = 1e-5
     ) -> None:
         super().__init__(d_model)
         _, self.d_head = head_sizes(d_model, n_heads, None, None)

@@ -35,7 +35,7 @@ class SSMLayer(Around):
                 f"signal per channel: got {ssm.d_output} signals and d_model={ssm.d_model}; take "
                 "'glu'"
             )
-        self.ssm, self.output, self.settings = ssm, output, ssm.settings
+        self.ssm, self.output = ssm, output
         self.out_proj = Linear(ssm.d_output, ssm.d_model * (2 if output == "glu" else 1))
 
     @property

@@ -6,7 +6,7 @@ from typing import Literal
 from stateline.errors import InputError
 from stateline.ops.discretization import Discretization
 from stateline.ops.hippo import Init
-from stateline.settings import at_least
+from stateline.settings import Count, Positive, Settings
 
 Output = Literal["linear", "glu", "half_glu"]
 RealTransform = Literal["exp", "none", "relu", "sigmoid", "softplus"]
@@ -15,12 +15,12 @@ Kernel = Literal["exp", "clip", "softmax"]
 
 def check_steps(dt_min: float, dt_max: float) -> None:
     """Refuse limits from which no steps can be drawn."""
-    if not 0 < dt_min <= dt_max:
+    if dt_min > dt_max:
         raise InputError(f"steps must have 0 < dt_min <= dt_max, got {dt_min=} and {dt_max=}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChannelSSMSettings:
+class ChannelSSMSettings(Settings):
     """Settings of one state space model per channel.
 
     Attributes:
@@ -33,21 +33,21 @@ class ChannelSSMSettings:
     """
 
     d_state: int = 64
-    n_ssm: int | None = None
-    n_outputs: int = 1
-    dt_min: float = 1e-3
-    dt_max: float = 1e-1
+    n_ssm: Count | None = None
+    n_outputs: Count = 1
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.d_state < 2 or self.d_state % 2:
             raise InputError(f"d_state must be a positive even number, got d_state={self.d_state}")
-        at_least(1, n_outputs=self.n_outputs)
         check_steps(self.dt_min, self.dt_max)
 
     def transitions(self, d_model: int) -> int:
         """Number of different transitions of a layer."""
         count = d_model if self.n_ssm is None else self.n_ssm
-        if count < 1 or d_model % count:
+        if d_model % count:
             raise InputError(f"n_ssm must divide d_model, got n_ssm={self.n_ssm} and {d_model=}")
         return count
 
@@ -78,7 +78,7 @@ class S4DSettings(DiagonalSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class S5Settings:
+class S5Settings(Settings):
     """Settings of one state space model for all channels.
 
     Attributes:
@@ -93,15 +93,16 @@ class S5Settings:
     """
 
     d_state: int = 64
-    n_blocks: int = 1
+    n_blocks: Count = 1
     conj_sym: bool = True
     discretization: Discretization = "zoh"
     clip_eigs: bool = True
-    dt_min: float = 1e-3
-    dt_max: float = 1e-1
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
 
     def __post_init__(self) -> None:
-        if self.n_blocks < 1 or self.d_state < 2 or self.d_state % (2 * self.n_blocks):
+        super().__post_init__()
+        if self.d_state < 2 or self.d_state % (2 * self.n_blocks):
             raise InputError(
                 "n_blocks must divide d_state into even parts, "
                 f"got n_blocks={self.n_blocks} and d_state={self.d_state}"
@@ -110,7 +111,7 @@ class S5Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSSSettings:
+class DSSSettings(Settings):
     r"""Settings of the state space model of DSS.
 
     Attributes:
@@ -127,18 +128,18 @@ class DSSSettings:
         dt_max: Largest initial step; steps are drawn log-uniformly.
     """
 
-    d_state: int = 64
-    n_outputs: int = 1
+    d_state: Count = 64
+    n_outputs: Count = 1
     kernel: Kernel = "exp"
     scale: bool = True
     exp_frequency: bool = False
     tie_dt: bool = False
-    filter_len: int = 1024
-    dt_min: float = 1e-3
-    dt_max: float = 1e-1
+    filter_len: Count = 1024
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
 
     def __post_init__(self) -> None:
-        at_least(1, d_state=self.d_state, n_outputs=self.n_outputs, filter_len=self.filter_len)
+        super().__post_init__()
         if self.kernel == "softmax" and not self.scale:
             raise InputError(
                 "kernel='softmax' always has the scale s: take kernel='exp' or 'clip' for "
@@ -148,11 +149,10 @@ class DSSSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilterSettings:
+class FilterSettings(Settings):
     """Settings of filters that a small network computes from the position.
 
     Attributes:
-        n_filters: Filters for each channel.
         filter_len: Taps T of each filter.
         n_features: Number of features of a position, odd and at least 3.
         d_hidden: Width of the network.
@@ -161,23 +161,27 @@ class FilterSettings:
         shift: Value s that is added to the windows.
     """
 
-    n_filters: int = 1
-    filter_len: int = 1024
+    filter_len: Count = 1024
     n_features: int = 33
-    d_hidden: int = 64
-    n_hidden: int = 2
+    d_hidden: Count = 64
+    n_hidden: Count = 2
     frequency: float = 10.0
     shift: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least(
-            1,
-            n_filters=self.n_filters,
-            filter_len=self.filter_len,
-            d_hidden=self.d_hidden,
-            n_hidden=self.n_hidden,
-        )
+        super().__post_init__()
         if self.n_features < 3 or self.n_features % 2 == 0:
             raise InputError(
                 f"n_features must be odd and at least 3, got n_features={self.n_features}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongConvSettings(FilterSettings):
+    """Settings of filters that a small network computes, and their number.
+
+    Attributes:
+        n_filters: Filters for each channel.
+    """
+
+    n_filters: Count = 1

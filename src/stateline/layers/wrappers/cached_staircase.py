@@ -18,6 +18,7 @@ from stateline.layers.context import Context, mean_visible
 from stateline.layers.wrappers.context_links import context_links
 from stateline.layers.wrappers.staircase import by_phase, climb, cut
 from stateline.ops.attention import check_room
+from stateline.settings import Count, Size
 
 Contexts = tuple[Context, ...]
 """Keys and values for each link that attends."""
@@ -101,16 +102,13 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
     """
 
     def __init__(
-        self, core: AnyLayer, *, passes: int = 1, chunk_len: int = 4, steps: int | None = 16
+        self, core: AnyLayer, *, passes: Size = 1, chunk_len: Count = 4, steps: Count | None = 16
     ) -> None:
         super().__init__(core.d_model)
         self._links = context_links("cached_staircase", core)
         self._attending = [link for link in self._links if link.attends]
-        if passes < 0 or chunk_len < 1 or (steps is not None and steps < max(passes, 1)):
-            raise InputError(
-                "passes must be at least 0, chunk_len at least 1, and steps at least passes and 1, "
-                f"got {passes=}, {chunk_len=} and {steps=}"
-            )
+        if steps is not None and steps < passes:
+            raise InputError(f"steps must be at least passes, got {steps=} and {passes=}")
         self.core, self.passes, self.chunk_len, self.steps = core, passes, chunk_len, steps
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> State:

@@ -12,7 +12,7 @@ from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.context import Context, mean_visible
 from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.wrappers.context_links import context_links
-from stateline.settings import at_least
+from stateline.settings import Count
 
 CHECKPOINTED = 16
 """Tokens per checkpoint under activation checkpointing."""
@@ -58,9 +58,8 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
     # Differs from the official code, which with shared projections also shares the norms of the
     # attentions, and which normalises memories a second time between segments.
 
-    def __init__(self, core: AnyLayer, *, window: int = 128, shared: bool = False) -> None:
+    def __init__(self, core: AnyLayer, *, window: Count = 128, shared: bool = False) -> None:
         super().__init__(core.d_model)
-        at_least(1, window=window)
         self.core, self.window, self.shared = core, window, shared
         self._links = context_links("feedback", core)
         links = [link for link in self._links if link.attends]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stateline.layers.base import AnyLayer, require_same_width
 from stateline.layers.compose import Chain
-from stateline.settings import at_least
+from stateline.settings import Count
 
 
 class Ladder(Chain):
@@ -27,10 +27,9 @@ class Ladder(Chain):
         section 3.2.4.
     """
 
-    def __init__(self, core: AnyLayer, *, passes: int = 2) -> None:
+    def __init__(self, core: AnyLayer, *, passes: Count = 2) -> None:
         super().__init__(core.d_model)
         require_same_width(core)
-        at_least(1, passes=passes)
         self.core, self.passes, self.causal = core, passes, core.causal
 
     @property

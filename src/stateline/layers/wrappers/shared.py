@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stateline.layers.base import AnyLayer, flops_inside, require_same_width
 from stateline.layers.compose import ActivationCheckpointing, Composite, Stack
 from stateline.layers.linear import LowRank
-from stateline.settings import at_least
+from stateline.settings import Count
 
 
 class Shared(ActivationCheckpointing, Composite):
@@ -37,9 +37,8 @@ class Shared(ActivationCheckpointing, Composite):
 
     takes_several: ClassVar[bool] = True
 
-    def __init__(self, core: AnyLayer, *, rank: int = 8) -> None:
+    def __init__(self, core: AnyLayer, *, rank: Count = 8) -> None:
         super().__init__(core.d_model)
-        at_least(1, rank=rank)
         require_same_width(core)
         self.core, self.rank, self.causal = core, rank, core.causal
         depths, width = max(1, len(self._parts[1:])), core.d_model

@@ -19,7 +19,7 @@ from stateline.layers.compose import (
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.attention import Attention
 from stateline.layers.mixers.feed_forward import FeedForward
-from stateline.settings import NotNegative, Positive, at_least
+from stateline.settings import Count, NotNegative, Positive
 
 
 class Adapted(nn.Module):
@@ -155,10 +155,10 @@ class SharedTransformer(ActivationCheckpointing, Composite):
         self,
         core: AnyLayer,
         *,
-        n_heads: int = 4,
-        d_hidden: int | None = None,
-        blocks: int = 1,
-        rank: int = 8,
+        n_heads: Count = 4,
+        d_hidden: Count | None = None,
+        blocks: Count = 1,
+        rank: Count = 8,
         adapts_attention: bool = True,
         position: Literal["none", "rope"] = "rope",
         rope_base: Positive = 10_000.0,
@@ -169,7 +169,6 @@ class SharedTransformer(ActivationCheckpointing, Composite):
         super().__init__(core.d_model)
         require_same_width(core)
         d_hidden = 4 * self.d_model if d_hidden is None else d_hidden
-        at_least(1, n_heads=n_heads, d_hidden=d_hidden, blocks=blocks, rank=rank)
         self.core = core if isinstance(core, Stack) else Stack(core)
         self.causal, self.first = core.causal, first
         depths = len(self.core.links) - (not first)

@@ -12,7 +12,7 @@ from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.state import cat_states, overwrite_rows, replace_rows, select_rows
-from stateline.settings import at_least
+from stateline.settings import Count
 
 StateT = TypeVar("StateT")
 
@@ -67,11 +67,10 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
         section 3.2.1.
     """
 
-    def __init__(self, core: AnyLayer, *, passes: int = 2, chunk_len: int = 4) -> None:
+    def __init__(self, core: AnyLayer, *, passes: Count = 2, chunk_len: Count = 4) -> None:
         super().__init__(core.d_model)
         require_same_width(core)
         require_causal(core, "staircase")
-        at_least(1, passes=passes, chunk_len=chunk_len)
         self.core, self.passes, self.chunk_len = core, passes, chunk_len
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> StaircaseState:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stateline.layers.base import AnyLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing, Around
-from stateline.settings import at_least
+from stateline.settings import Count
 
 
 class StatePassing(ActivationCheckpointing, Around):
@@ -37,11 +37,10 @@ class StatePassing(ActivationCheckpointing, Around):
         state's contribution they begin at 1.
     """
 
-    def __init__(self, core: AnyLayer, *, chunk_len: int = 8192) -> None:
+    def __init__(self, core: AnyLayer, *, chunk_len: Count = 8192) -> None:
         super().__init__(core.d_model)
         require_same_width(core)
         require_causal(core, "state_passing")
-        at_least(1, chunk_len=chunk_len)
         self.core, self.chunk_len = core, chunk_len
 
     @property

@@ -10,7 +10,7 @@ from stateline.layers.base import AnyLayer, flops_inside, require_same_width
 from stateline.layers.compose import ActivationCheckpointing, Composite, Stack, inside
 from stateline.layers.linear import LowRank
 from stateline.layers.mixers.rwkv7 import RWKV7, Values
-from stateline.settings import at_least
+from stateline.settings import Count
 
 
 class ValueResidual(ActivationCheckpointing, Composite):
@@ -32,9 +32,8 @@ class ValueResidual(ActivationCheckpointing, Composite):
         Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025, section 4.
     """
 
-    def __init__(self, core: AnyLayer, *, rank: int = 16) -> None:
+    def __init__(self, core: AnyLayer, *, rank: Count = 16) -> None:
         super().__init__(core.d_model)
-        at_least(1, rank=rank)
         require_same_width(core)
         self.core = core if isinstance(core, Stack) else Stack(core)
         self.causal, self.rank, width = core.causal, rank, core.d_model

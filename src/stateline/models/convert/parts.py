@@ -274,7 +274,7 @@ def _layers(module: nn.Module, path: str, kinds: Mapping[type, str]) -> Iterator
         return
     children = module.named_children()
     keywords = {name: len(child) for name, child in children if isinstance(child, nn.ModuleList)}
-    keywords |= {**vars(module.settings or module), **vars(module)}
+    keywords |= {**vars(module.settings), **vars(module)}
     core = getattr(module, "core", None)
     parts = (
         tuple(_layers(link, f"{path}core.layers.{i}.", kinds))
