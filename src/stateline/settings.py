@@ -249,7 +249,7 @@ def check_type(owner: str, name: str, value: object, hint: Any) -> None:
     Raises:
         InputError: If the value has the wrong type or is out of range.
     """
-    if isinstance(value, int) and value not in INT64:
+    if isinstance(value, int) and int(value) not in INT64:
         raise InputError(f"{owner} wants {name} to fit into 64 bits, got a larger number")
     if not _fits(value, hint):
         raise InputError(f"{owner} wants {name} to be {describe(hint)}, got {_shown(value)}")
@@ -270,7 +270,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, option) for option in get_args(hint))
     if isinstance(value, bool):
         return hint is bool
-    if isinstance(value, int) and value not in INT64:
+    if isinstance(value, int) and int(value) not in INT64:
         return False
     if hint is float:
         return isinstance(value, int | float) and math.isfinite(value)

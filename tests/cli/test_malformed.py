@@ -92,7 +92,7 @@ RECIPES = [
     (put("recipe.yaml", "pattern: !!python/name:os.abort"), "could not determine a constructor"),
     (
         put("recipe.yaml", "{pattern: h3, model: {layers: {h3: {d_stat: 4}}}}"),
-        "unknown keyword of layer 'h3' 'd_stat': did you mean 'd_state'?",
+        "unknown keyword of H3 'd_stat': did you mean 'd_state'?",
     ),
     (put("recipe.yaml", "{pattern: h3, task: text(path=nowhere)}"), "'nowhere', which does not ex"),
 ]

@@ -138,7 +138,6 @@ def test_the_cache_costs_a_key_and_a_value_per_token() -> None:
     ("options", "message"),
     [
         ({"n_heads": 3}, "n_heads must divide d_model, got n_heads=3 and d_model=8"),
-        ({"n_heads": 0}, "n_heads must divide d_model, got n_heads=0 and d_model=8"),
         (
             {"n_heads": 8, "position": "rope"},
             "rope rotates pairs of entries: rotary_fraction * d_head must be from 2 to d_head, "

@@ -139,7 +139,6 @@ def test_the_vectors_stay_float32() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_states": 0}, "n_states must be at least 1, got n_states=0"),
         ({"n_heads": 3}, "n_heads must divide d_model"),
     ],
 )

@@ -232,9 +232,6 @@ def test_a_copy_of_a_shared_transformer_shares_its_own_weights() -> None:
     ("make", "message"),
     [
         (lambda: MoE(WIDTH, experts=2, top_k=3), "top_k must be at most experts"),
-        (lambda: MoE(WIDTH, shared=-1), "shared and d_shared at least 0"),
-        (lambda: MoE(WIDTH, experts=0), "experts must be at least 1, got experts=0"),
-        (lambda: Shared(LSTM(WIDTH), rank=0), "rank must be at least 1"),
         (lambda: SharedTransformer(LSTM(WIDTH), blocks=2), "1 depths, too few for blocks=2"),
     ],
 )

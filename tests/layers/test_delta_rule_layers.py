@@ -167,10 +167,7 @@ def test_a_delta_product_applies_its_reflections_one_after_the_other(key_heads: 
     ("layer", "options", "message"),
     [
         (KimiDeltaAttention, {"n_heads": 3}, "n_heads must divide d_model"),
-        (KimiDeltaAttention, {"rank": 0}, "rank must be at least 1"),
         (RWKV7, {"n_heads": 3}, "n_heads must divide d_model"),
-        (RWKV7, {"gate_rank": 0}, "gate_rank must be at least 1, got gate_rank=0"),
-        (GatedDeltaNet, {"n_products": 0}, "n_products must be at least 1"),
     ],
 )
 def test_impossible_options_are_refused(layer: Any, options: Any, message: str) -> None:

@@ -121,7 +121,6 @@ def test_the_parts_may_have_steps_of_their_own() -> None:
     [
         ({"kernel": "sofmax"}, "kernel to be one of exp, clip, softmax, got 'sofmax'"),
         ({"kernel": "softmax", "scale": False}, "take kernel='exp' or 'clip' for scale=False"),
-        ({"filter_len": 0}, "filter_len must be at least 1, got filter_len=0"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:

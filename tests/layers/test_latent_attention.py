@@ -59,8 +59,6 @@ def test_chunks_that_attend_to_latents_are_attention_to_keys_and_values() -> Non
 def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(InputError, match="d_rotary must be even, for pairs are rotated, got 3"):
         LatentAttention(8, d_rotary=3)
-    with pytest.raises(InputError, match="d_latent must be at least 1, got d_latent=0"):
-        LatentAttention(8, d_latent=0)
 
 
 def test_steps_see_what_a_hook_makes_of_keys_and_values() -> None:

@@ -151,7 +151,6 @@ def test_single_projections_can_have_biases(where: str, names: set[str]) -> None
     ("options", "message"),
     [
         ({"n_kv_heads": 3}, "n_kv_heads must divide n_heads, got n_kv_heads=3 and n_heads=4"),
-        ({"d_head": 0}, "d_head must be at least 1"),
         ({"position": "rope", "d_head": 5}, "width of a head must be even, got 5"),
         (
             {"position": "rope", "rope_scaling": "linear", "rope_factor": 0.0},

@@ -85,12 +85,6 @@ def test_autocast_leaves_the_filters_alone() -> None:
     assert torch.equal(inside, layer.taps())
 
 
-@pytest.mark.parametrize("size", ["n_filters", "filter_len", "d_hidden", "n_hidden"])
-def test_sizes_must_be_positive(size: str) -> None:
-    with pytest.raises(InputError, match=f"must be at least 1, got .*{size}=0"):
-        filters(**{size: 0})
-
-
 @pytest.mark.parametrize("n_features", [1, 4])
 def test_features_come_as_the_time_and_pairs(n_features: int) -> None:
     with pytest.raises(InputError, match="n_features must be odd and at least 3"):

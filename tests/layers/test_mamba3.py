@@ -109,8 +109,7 @@ def test_angles_stay_exact_over_many_tokens() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"d_state": 3}, "d_state even, got n_groups=1, mimo_rank=1, 12 and d_state=3"),
-        ({"mimo_rank": 0}, "must be at least 1"),
+        ({"d_state": 3}, "d_state must be a positive even number, got d_state=3"),
         ({"rope_fraction": 1.5}, "rope_fraction must be from 0 to 1"),
         ({"d_head": 5}, r"d_head must divide expand \* d_model, and n_groups"),
     ],

@@ -65,7 +65,7 @@ def test_queries_of_the_delta_net_are_scaled_by_the_root_of_the_key_size() -> No
     torch.testing.assert_close(a.q, b.q / 2)
     assert torch.equal(a.k, b.k)
     assert torch.equal(a.v, b.v)
-    with pytest.raises(InputError, match="query_scale must be positive, got query_scale="):
+    with pytest.raises(InputError, match="wants query_scale to be a finite number above 0 or none"):
         GatedDeltaNet(WIDTH, query_scale=0.0)
 
 

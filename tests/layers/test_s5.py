@@ -85,7 +85,6 @@ def test_its_parameters_but_the_readout_have_an_optimizer_group_of_their_own() -
     ("options", "message"),
     [
         ({"d_state": 6, "n_blocks": 2}, "n_blocks=2 and d_state=6"),
-        ({"n_blocks": 0}, "n_blocks=0 and d_state=64"),
         ({"discretization": "zho"}, "discretization to be one of zoh, bilinear, got 'zho'"),
     ],
 )

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from stateline.layers import (
 from stateline.layers.mixers.attention import AttentionSettings
 from stateline.models.config import ModelConfig
 from stateline.models.factory import make_model, meta_model
-from stateline.settings import Count, Positive
+from stateline.settings import Count, Positive, describe
 
 WIDTH = 16
 NAMES = [*LAYERS, *WRAPPERS]
@@ -44,7 +44,8 @@ def config(name: str, *, repeat: int = 1, **keywords: Any) -> ModelConfig:
     """A model of the layer, by a pattern."""
     core = "attention" if name in ATTENTION_WRAPPERS else "h3"
     given = [core] * (name in WRAPPERS) + [f"{key}={value}" for key, value in keywords.items()]
-    return ModelConfig(f"{name}({', '.join(given)})*{repeat}", vocab_size=2, d_model=WIDTH)
+    pattern = f"{name}({', '.join(given)})*{repeat}"
+    return ModelConfig(pattern, vocab_size=2, d_model=WIDTH, feed_forward="none")
 
 
 DOORS: list[Callable[..., object]] = [
@@ -74,6 +75,31 @@ def test_a_value_of_the_wrong_type_is_refused_in_one_line(name: str, door: Any) 
             door(name, **{keyword: "foo"})
         assert str(caught.value).startswith(f"{kind.__name__} wants {keyword} to be ")
         assert "\n" not in str(caught.value)
+
+
+BELOW = {"above 0": 0, "of at least 1": 0, "of at least 0": -1, "from 0 to below 1": -1}
+"""Numbers below ranges."""
+
+RANGED = [
+    (name, keyword, describe(hint), number)
+    for name in NAMES
+    for keyword, hint in get_type_hints(
+        {**LAYERS, **WRAPPERS}[name].Settings, include_extras=True
+    ).items()
+    for words, number in BELOW.items()
+    if words in describe(hint)
+]
+
+
+def test_numbers_below_the_ranges_of_annotations_are_refused() -> None:
+    assert len(RANGED) >= 120
+    for name, keyword, wanted, number in RANGED:
+        kind = {**LAYERS, **WRAPPERS}[name]
+        with pytest.raises(InputError) as caught:
+            kind.Settings(**{keyword: number})
+        assert str(caught.value) == (
+            f"{kind.__name__} wants {keyword} to be {wanted}, got {number}"
+        )
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from stateline.errors import InputError
 from stateline.layers import ShiftSSM
 
 WIDTH = 3
@@ -68,8 +67,3 @@ def test_parameters_stay_float32_under_a_cast_to_half_precision() -> None:
     layer = ShiftSSM(WIDTH).bfloat16()
     assert {p.dtype for p in layer.parameters()} == {torch.float32}
     assert layer(torch.randn(1, 3, WIDTH).bfloat16()).dtype == torch.bfloat16
-
-
-def test_a_state_without_entries_is_refused() -> None:
-    with pytest.raises(InputError, match="d_state must be at least 1, got d_state=0"):
-        ShiftSSM(WIDTH, d_state=0)

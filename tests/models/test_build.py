@@ -100,8 +100,8 @@ def test_the_pattern_overrides_the_keywords_of_the_kind() -> None:
             "h3(s4d)",
             "takes keyword=value only; only bidirectional, cached_staircase, .* take",
         ),
-        ("h3(dstate=4)", "unknown keyword of layer 'h3' 'dstate': did you mean 'd_state'"),
-        ("ladder(h3, pases=2)", "unknown keyword of wrapper 'ladder' 'pases'"),
+        ("h3(dstate=4)", "unknown keyword of H3 'dstate': did you mean 'd_state'"),
+        ("ladder(h3, pases=2)", "unknown keyword of Ladder 'pases'"),
         ("attention(n_heads=3)", "n_heads must divide d_model, got n_heads=3 and d_model=8"),
     ],
 )

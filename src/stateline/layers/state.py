@@ -19,7 +19,7 @@ from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.files import write_atomically
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import check_kind, check_unwrapped
+from stateline.settings import Settings, check_kind, check_unwrapped
 
 State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
@@ -365,7 +365,8 @@ def settings_of(module: nn.Module) -> dict[str, Any]:
         >>> settings_of(nn.RMSNorm(4, eps=1e-6))
         {'normalized_shape': (4,), 'eps': 1e-06, 'elementwise_affine': True}
     """
-    own = vars(module.settings) if hasattr(module, "settings") else {}
+    settings = getattr(module, "settings", None)
+    own = vars(settings) if isinstance(settings, Settings) else {}
     names = inspect.signature(type(module)).parameters
     return _plain({name: own.get(name, getattr(module, name, module)) for name in names})
 
