@@ -45,7 +45,6 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
         super().__init__(d_model)
         if slowest < 1:
             raise InputError(f"slowest must be at least 1 token, got {slowest=}")
-        self.slowest = slowest
         self.log_memory = nn.Parameter(torch.linspace(0, math.log(slowest), d_model))
         self.out_proj = nn.Linear(d_model, d_model)
 

@@ -12,7 +12,6 @@ from typing import (
     ClassVar,
     Literal,
     NamedTuple,
-    Self,
     TypeVar,
     Union,
     get_args,
@@ -102,7 +101,7 @@ class Settings:
         stateline.errors.InputError: Norm wants eps to be a finite number of at least 0, got -1
     """
 
-    def __new__(cls, **given: Any) -> Self:
+    def __new__(cls, **given: Any) -> Any:
         """Refuse unknown keywords, with the nearest known one."""
         kind: Any = cls
         for name in given:

@@ -5,7 +5,7 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, make_dataclass
 from functools import cache
-from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
 import torch
 from jaxtyping import Bool
@@ -183,7 +183,7 @@ class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
     settings: Any
 
     @classmethod
-    def with_settings(cls, settings: Settings, *given: Any, **named: Any) -> Self:
+    def with_settings(cls: type[KindT], settings: Settings, *given: Any, **named: Any) -> KindT:
         """Build a layer from settings that have been checked.
 
         Args:
@@ -191,10 +191,11 @@ class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
             *given: What the constructor takes by position.
             **named: The same by name.
         """
-        layer: Any = cls.__new__(cls)
+        kind: Any = cls
+        layer = kind.__new__(kind)
         object.__setattr__(layer, "settings", settings)
         values = vars(settings)
-        own = {p.name: values[p.name] for p in _parameters(cls)[1] if p.name in values}
+        own = {p.name: values[p.name] for p in _parameters(kind)[1] if p.name in values}
         layer.__init__(*given, **named, **own)
         return layer
 
