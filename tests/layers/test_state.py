@@ -361,8 +361,8 @@ def test_every_setting_of_a_layer_is_part_of_its_fingerprint(name: str) -> None:
 _CONFIGS = {
     "aft": "ae5fd279",
     "attention": "16a7c67b",
-    "block_recurrent": "1165588d",
-    "block_state": "dfb8c175",
+    "block_recurrent": "49f0f7b2",
+    "block_state": "53b634ae",
     "channel_mixing": "7338b5ce",
     "diagonal_ssm": "e8ea5055",
     "dss": "c3557169",
@@ -392,7 +392,7 @@ _CONFIGS = {
     "s4d": "78ce2104",
     "s5": "d9f51aae",
     "shift_ssm": "d3df2c3f",
-    "sliding_attention": "ff661fb5",
+    "sliding_attention": "537f5811",
     "slstm": "2a069c35",
 }
 """Beginnings of the hashes of all layers' configurations, with default settings."""
