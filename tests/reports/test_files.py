@@ -49,6 +49,14 @@ def test_every_chart_of_the_page_is_exported(make, tmp_path):
     )
 
 
+def test_a_slide_of_each_task_is_exported_as_an_image(make, tmp_path):
+    files = export_charts(typed(make.results(tasks=[make.text_task()])), tmp_path, ["svg"])
+    assert tmp_path / "text-slide.svg" in files
+    drawn = (tmp_path / "text-slide.svg").read_text()
+    assert "Text: bits per byte by length" in drawn
+    assert "Text: bits per byte against state size" in drawn
+
+
 def test_a_page_tells_how_to_export_its_charts(make):
     one = make.results(tasks=[make.text_task()], speed=[])
     assert ">stateline report . --export charts</pre>" in page_of(one)

@@ -109,7 +109,7 @@ def test_a_report_goes_from_the_decision_to_the_details(page):
     headings = re.findall("<h2>([^<]*)</h2>", without_bundle(page))
     assert headings == [
         "Which one",
-        "Score against cost",
+        "Score against length and cost",
         "Results",
         "Copying",
         "Text",
@@ -121,16 +121,16 @@ def test_a_report_goes_from_the_decision_to_the_details(page):
 def test_every_chart_says_what_it_shows(page):
     labels = re.findall('role="img" aria-label="([^.]*)[.]', page)
     assert labels == [
+        "Copying: string accuracy by length",
+        "Text: bits per byte by length",
         "Copying: string accuracy against state size",
         "Copying: string accuracy against FLOPs per token",
         "Copying: string accuracy against decoding speed",
         "Text: bits per byte against state size",
         "Text: bits per byte against FLOPs per token",
         "Text: bits per byte against decoding speed",
-        "Copying: string accuracy by length",
         "Copying: string accuracy during training",
         "Copying: loss during training",
-        "Text: bits per byte by length",
         "Text: bits per byte during training",
         "Text: loss during training",
         "State size",
@@ -153,7 +153,7 @@ def test_what_all_charts_of_a_section_have_in_common_is_said_once(make, seeds):
     visible = re.sub('aria-label="[^"]*"', "", page_of(results))
     assert visible.count(FRONT) == 1
     assert visible.count(BARS) == seeds - 1
-    assert visible.count(MEDIAN) == 2 * (seeds - 1)  # two tasks
+    assert visible.count(MEDIAN) == 3 * (seeds - 1)  # scores by length, and two tasks
 
 
 def test_every_table_and_the_page_have_names_of_their_own(page):

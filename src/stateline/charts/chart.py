@@ -114,6 +114,18 @@ class Chart(NamedTuple):
         return self.altair(alone=alone).to_dict(validate=False)
 
 
+def side_by_side(charts: Sequence[Chart]) -> dict[str, Any]:
+    """Charts of the same models in one picture, with one legend, as a Vega-Lite specification."""
+    drawn = [
+        alt.layer(*chart.layers, data=alt.InlineData(values=chart.rows)).properties(
+            width=WIDTH, height=HEIGHT, title=chart.title
+        )
+        for chart in charts
+    ]
+    row = alt.hconcat(*drawn, background="white").add_params(alt.param(name="shown", value=[]))
+    return row.configure(**config(legend=True)).to_dict(validate=False)
+
+
 def by_model(models: Sequence[Model]) -> dict[str, Any]:
     """The encodings of a layer that shows models: a colour and a shape for each."""
     names = [model.name for model in models]

@@ -5,13 +5,13 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from stateline.charts.chart import Chart
+from stateline.charts.chart import Chart, side_by_side
 from stateline.charts.draw import Call, CannotDrawError, draw
 from stateline.errors import InputError
 from stateline.files import write_atomically
@@ -58,13 +58,17 @@ def image(chart: Chart, form: str) -> bytes:
     Raises:
         CannotDrawError: If nothing can be drawn here.
     """
-    (drawn,) = draw([_call(chart, form)])
+    return _image(chart.spec(), form)
+
+
+def _image(spec: dict[str, Any], form: str) -> bytes:
+    (drawn,) = draw([_call(spec, form)])
     return base64.b64decode(drawn) if form == "png" else _numbered(drawn).encode()
 
 
-def _call(chart: Chart, form: str) -> Call:
+def _call(spec: dict[str, Any], form: str) -> Call:
     more = {"scale": SCALE, "ppi": 72} if form == "png" else {}
-    return f"vegalite_to_{form}", {"vl_spec": chart.spec(), **more}
+    return f"vegalite_to_{form}", {"vl_spec": spec, **more}
 
 
 FORMATS: dict[str, Callable[[Chart], bytes]] = {
@@ -76,29 +80,36 @@ FORMATS: dict[str, Callable[[Chart], bytes]] = {
 """How a chart is written, by the suffix of the file."""
 
 
-def write_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) -> list[Path]:
+def write_charts(
+    charts: Iterable[Chart],
+    folder: Path,
+    formats: Sequence[str],
+    slides: Mapping[str, Sequence[Chart]] | None = None,
+) -> list[Path]:
     """Write each chart into a folder, in each of the formats, and return the files.
 
     Args:
         charts: The charts to write; the files have their names.
         folder: Where; files of the same names are replaced.
         formats: Keys of :data:`FORMATS`.
+        slides: Pictures of several charts side by side, by name; they are written as images only.
 
     Raises:
         InputError: If a file cannot be written, or images cannot be drawn.
     """
-    charts, written = list(charts), []
-    images = [form for form in formats if form in ("png", "svg")]
+    charts, images = list(charts), [form for form in formats if form in ("png", "svg")]
+    wide = {name: side_by_side(pair) for name, pair in (slides or {}).items()}
+    specs = [*(chart.spec() for chart in charts), *wide.values()]
     try:
-        draw(_call(chart, form) for chart in charts for form in images)  # all in one process
+        draw(_call(spec, form) for spec in specs for form in images)  # all in one process
     except CannotDrawError as error:
         raise InputError(f"{error}; the formats csv and json need nothing") from error
-    for chart in charts:
-        for form in formats:
-            path = folder / f"{chart.name}.{form}"
-            write_atomically(path, methodcaller("write_bytes", FORMATS[form](chart)))
-            written.append(path)
-    return written
+    files = {f"{c.name}.{form}": partial(FORMATS[form], c) for c in charts for form in formats}
+    for name, spec in wide.items():
+        files |= {f"{name}.{form}": partial(_image, spec, form) for form in images}
+    for name, content in files.items():
+        write_atomically(folder / name, methodcaller("write_bytes", content()))
+    return [folder / name for name in files]
 
 
 def bundle() -> str:

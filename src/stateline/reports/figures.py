@@ -23,8 +23,9 @@ Series = Callable[[Results, str, TaskRecord], list[Point]]
 
 
 class Sections(NamedTuple):
-    """The charts of a report by its sections."""
+    """The charts of a report by its sections; the first has scores by length and by cost."""
 
+    lengths: list[Chart]
     trade_offs: list[Chart]
     tasks: dict[str, list[Chart]]
     keywords: list[Chart]
@@ -33,15 +34,28 @@ class Sections(NamedTuple):
     def charts(self) -> list[Chart]:
         """All charts, in the order of the report."""
         tasks = [chart for charts in self.tasks.values() for chart in charts]
-        return [*self.trade_offs, *tasks, *self.keywords, *self.costs]
+        return [*self.lengths, *self.trade_offs, *tasks, *self.keywords, *self.costs]
+
+    def slides(self) -> dict[str, list[Chart]]:
+        """The scores of each task by length and by state, by the name of a picture of both."""
+        first = {chart.name: chart for chart in [*self.lengths, *self.trade_offs]}
+        pairs = {
+            name: [first.get(f"{name}-by-length"), first.get(f"{name}-against-state-size")]
+            for name in self.tasks
+        }
+        whole = {name: [own for own in pair if own is not None] for name, pair in pairs.items()}
+        return {f"{name}-slide": pair for name, pair in whole.items() if len(pair) == 2}
 
 
 def sections(results: Results) -> Sections:
     """The charts of a report; those without data are left out."""
     names = {task_name(results, task): task for task in results.tasks}
+    charts = {name: task_charts(results, task) for name, task in names.items()}
+    lengths = [c for name, own in charts.items() for c in own if c.name == f"{name}-by-length"]
     return Sections(
+        lengths,
         [chart for name, task in names.items() for chart in trade_off_charts(results, task, name)],
-        {name: task_charts(results, task) for name, task in names.items()},
+        {name: [c for c in own if c not in lengths] for name, own in charts.items()},
         keyword_charts(results),
         [_cost_chart(results, c) for c in costs(results) if _is_shown(results, c)],
     )

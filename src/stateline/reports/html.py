@@ -92,6 +92,8 @@ def write_report(
 def export_charts(results: Results, folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write the charts of a report as files, and return these.
 
+    As images, also a slide of each task: its scores by length and by state, side by side.
+
     Args:
         results: What the report shows.
         folder: Where; files of the same names are replaced.
@@ -100,7 +102,8 @@ def export_charts(results: Results, folder: Path, formats: Sequence[str]) -> lis
     Raises:
         InputError: If a file cannot be written.
     """
-    return write_charts(sections(results).charts(), folder, formats)
+    found = sections(results)
+    return write_charts(found.charts(), folder, formats, found.slides())
 
 
 def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) -> str:
@@ -147,6 +150,7 @@ def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) 
         links={labels[task.spec]: task_name(results, task) for task in results.tasks},
         not_solved=NOT_SOLVED.text,
         off=f"more than {TOLERANCE:.0%} off the intended number of parameters",
+        by_length=found.lengths,
         trade_offs=found.trade_offs,
         tasks=[_task(judged, t, found.tasks[task_name(results, t)]) for t in results.tasks],
         keyword_charts=found.keywords,
