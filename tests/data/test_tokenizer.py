@@ -112,7 +112,10 @@ def test_a_tokenizer_is_read_back_from_its_file_or_folder(
         assert again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
 
 
-@pytest.mark.parametrize("end", ["th", {"content": "th"}])
+ADDED = {"__type": "AddedToken", "content": "th", "normalized": False}
+
+
+@pytest.mark.parametrize("end", ["th", ADDED])
 def test_the_settings_beside_a_tokenizer_name_its_end_of_text(
     end: object, bpe: Path, tmp_path: Path
 ) -> None:
@@ -226,7 +229,8 @@ def test_the_settings_beside_the_two_files_of_gpt2_say_whether_a_token_begins_a_
     (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
-    settings = {"bos_token": "a", "add_bos_token": add}
+    settings = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "a", "add_bos_token": add}
+    settings |= {"eos_token": "a", "unk_token": "a"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = load_tokenizer(tmp_path)
     (a,), the = tokenizer.encode("a"), tokenizer.encode("the").tolist()
@@ -241,11 +245,15 @@ def test_most_tokenizers_put_nothing_before_a_text(tokenizer: Tokenizer) -> None
     assert tokenizer.without_beginning() is tokenizer
 
 
-def test_an_end_of_text_that_the_vocabulary_lacks_is_no_token(bpe: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
+def test_an_end_of_text_that_the_vocabulary_lacks_is_added_as_in_transformers(
+    bpe: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
     shutil.copy(bpe, tmp_path / FILE)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
-    assert load_tokenizer(tmp_path).end_of_text is None
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.end_of_text == load_tokenizer(bpe).vocab_size
+    assert tokenizer.encode("<|im_end|>").tolist() == [tokenizer.end_of_text]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -388,6 +396,31 @@ def test_a_text_without_tokens_is_one_line(tmp_path: Path) -> None:
     words.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(InputError, match=r"cannot encode the text: .*UNK.*; use one that knows"):
         load_tokenizer(tmp_path).encode("b")
+
+
+def test_an_expression_that_the_package_gives_up_is_one_line(bpe: Path, tmp_path: Path) -> None:
+    """The package panics, which is no Exception."""
+    described = json.loads(bpe.read_text())
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+    described["pre_tokenizer"] = {**pattern, "invert": False}
+    (tmp_path / FILE).write_text(json.dumps(described))
+    with pytest.raises(InputError, match="cannot encode the text: ") as caught:
+        load_tokenizer(tmp_path).encode("a" * 40 + "b")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "inside"), [("normalizer", "normalizers"), ("decoder", "decoders")]
+)
+def test_replacements_that_make_a_text_much_longer_are_refused(
+    part: str, inside: str, bpe: Path, tmp_path: Path
+) -> None:
+    described = json.loads(bpe.read_text())
+    longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
+    described[part] = {"type": "Sequence", inside: [longer] * 4}
+    (tmp_path / FILE).write_text(json.dumps(described))
+    with pytest.raises(InputError, match=r"may make a text 1e\+08 times longer: at most 64 "):
+        load_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -500,6 +500,8 @@ def tiny_tokenizer(folder: Path) -> None:
     vocabulary = {letter: number for number, letter in enumerate(ascii_letters + "_.,:;!?-+")}
     model = tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="_")
     tokenizers.Tokenizer(model).save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}  # not that of the model's family
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def assert_near(found: Tensor, wanted: Tensor, limit: float = 6e-6) -> None:

@@ -233,11 +233,11 @@ FROM_THE_WIDTH = ("intermediate_size", "lru_width", "mamba_dt_rank", "time_step_
 def test_a_missing_field_has_the_default_of_transformers(kind: str) -> None:
     official = transformers.AutoConfig.for_model(kind).to_dict()
     own = next(converter for converter in CONVERTERS.values() if kind in converter.kinds)
-    whole = own.config(official)
+    whole = replace(own.config(official), trained_len=None)
     for name in official.keys() - {"model_type", *FROM_THE_WIDTH}:
         rest = {other: value for other, value in official.items() if other != name}
         with contextlib.suppress(InputError):  # a field that is required
-            assert own.config(rest) == whole, name
+            assert replace(own.config(rest), trained_len=None) == whole, name
 
 
 REFUSED = [
@@ -547,9 +547,9 @@ def test_the_tokens_that_begin_and_end_a_text_are_written_back(tmp_path: Path) -
     (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps(special))
     assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "ours")]) == 0
     assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "llama"]) == 0
-    assert named("back") == (3, 5)
+    assert named("back") == (3, [5, 7])
     official = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
-    assert official.config.eos_token_id == 5
+    assert official.config.eos_token_id == [5, 7]
 
 
 @pytest.mark.parametrize("name", ["gpt_neo", "llama", "lfm2", "granitemoehybrid", "falcon_mamba"])
@@ -561,7 +561,7 @@ def test_the_commands_work_on_a_converted_folder(
     ours, text = str(tmp_path / "ours"), tmp_path / "text.txt"
     text.write_text("abcdefgh" * 8)
     assert main(["convert", str(tmp_path / "hf"), ours]) == 0
-    assert "copied tokenizer.json" in capsys.readouterr().out
+    assert "wrote tokenizer.json" in capsys.readouterr().out
     assert main(["generate", ours, "--prompt", "abc", "--max_new_tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("abc")
     assert main(["info", ours]) == 0

@@ -18,6 +18,7 @@ from stateline.files import parse_json_object, read_json_object, write_text
 
 if TYPE_CHECKING:
     from stateline.data import Tokenizer
+    from stateline.models.convert.table import Pretrained
 
 
 def add_arguments(parser: Parser) -> None:
@@ -42,6 +43,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
     from stateline.data import load_tokenizer
     from stateline.data.huggingface import HuggingFaceTokenizer
+    from stateline.data.published_tokenizer import needs_transformers
+    from stateline.data.tokenizer import FILE
     from stateline.generate.runs import find_model, own_tokenizer, tokenizer_places
     from stateline.models.convert.table import (
         CONVERTERS,
@@ -56,11 +59,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     source = find_model(user_folder(given.src))
     found = read_pretrained(source, settings=settings, dtype=resolve_dtype(given.dtype))
     model = found.model
-    parameters = sum(p.numel() for p in model.parameters())
-    print(f"recognised {found.format}: {json.dumps(model.config.pattern)}")
-    print(f"{parameters:,} parameters, d_model {model.d_model}, {model.config.vocab_size:,} tokens")
-    if found.ignored:
-        print(f"not needed: {len(found.ignored)} tensors, such as {found.ignored[0]}")
+    _tell(found)
     beside = next((place for place in tokenizer_places(source) if tokenizer_files(place)), None)
     tokens = dict(found.tokens)
     with TemporaryDirectory() as made:
@@ -83,11 +82,24 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
                 tokens.pop("pad_token_id", None)
                 _write_for_transformers(text, beside, Path(made))
                 beside, verb = Path(made), "wrote"
+        if given.to == "stateline" and beside and needs_transformers(beside):
+            load_tokenizer(beside).save(Path(made) / FILE)
+            beside, verb = Path(made), "wrote"
         write_pretrained(model, given.dst, given.to, tokenizer_from=beside, tokens=tokens)
         if beside:
             print(f"{verb} {', '.join(path.name for path in tokenizer_files(beside))}")
     print(f"wrote {given.dst} ({given.to})")
     return 0
+
+
+def _tell(found: "Pretrained") -> None:
+    """Print what was recognised."""
+    model = found.model
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"recognised {found.format}: {json.dumps(model.config.pattern)}")
+    print(f"{parameters:,} parameters, d_model {model.d_model}, {model.config.vocab_size:,} tokens")
+    if found.ignored:
+        print(f"not needed: {len(found.ignored)} tensors, such as {found.ignored[0]}")
 
 
 def _write_for_transformers(text: "Tokenizer", beside: Path, folder: Path) -> None:

@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +12,8 @@ import numpy as np
 from jaxtyping import Int
 
 from stateline.data.tokenizer import FILE, Decoder, Tokenizer
-from stateline.errors import InputError, needed
-from stateline.files import read_json_object, read_text, write_text
+from stateline.errors import InputError, needed, reason
+from stateline.files import write_text
 
 _VOCABULARY, _MERGES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
 SETTINGS = "tokenizer_config.json"
@@ -47,13 +49,13 @@ class SpecialTokens(NamedTuple):
 
     Attributes:
         begin: Name of the token that begins a text; empty if there is none.
-        end: Name of the end-of-text token; empty if there is none.
+        end: Name of the end-of-text token; empty if there is none, ``None`` if that is not known.
         ends: Numbers of all tokens that end a generated text.
         chat: The template of transformers that writes chats with them; empty if there is none.
     """
 
     begin: str = ""
-    end: str = ""
+    end: str | None = None
     ends: tuple[int, ...] = ()
     chat: str = ""
 
@@ -70,7 +72,7 @@ class HuggingFaceTokenizer(Tokenizer):
     Args:
         text: Contents of its file.
         source: Name of the file, for messages.
-        special: Its special tokens. Without an end-of-text token, it is the first name of
+        special: Its special tokens. If the end-of-text token is not known, it is the first name of
             ``END_OF_TEXT`` that the vocabulary has.
 
     Attributes:
@@ -85,13 +87,15 @@ class HuggingFaceTokenizer(Tokenizer):
         self, text: str, source: str = "the given text", special: SpecialTokens = _NONE_NAMED
     ) -> None:
         package = _package()
-        try:
+        advice = f"give a {FILE} of Stateline or Hugging Face, or a folder with GPT-2's two files"
+        with _in_one_line(f"{source} is not a tokenizer", advice):
             self._tokenizer = package.Tokenizer.from_str(text)
-        except Exception as error:  # the package raises no narrower type
-            raise InputError(
-                f"{source} is not a tokenizer: {' '.join(str(error).split())}; give a {FILE} of "
-                "Stateline or Hugging Face, or a folder with GPT-2's two files"
-            ) from error
+        for part in (self._tokenizer.normalizer, self._tokenizer.decoder):
+            if (growth := _growth(part)) > _GROWTH:
+                raise InputError(
+                    f"the replacements of the tokenizer {source} may make a text {growth:.3g} "
+                    f"times longer: at most {_GROWTH} times is taken"
+                )
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._text, self._source, self._special = text, source, special
@@ -113,7 +117,12 @@ class HuggingFaceTokenizer(Tokenizer):
         text = self._tokenizer.encode("", add_special_tokens=False)
         text.truncate(0)
         text.pad(1)
-        found = self._tokenizer.post_process(text)
+        with _in_one_line(f"the post-processor of {self._source} fails", "give another"):
+            found = self._tokenizer.post_process(text)
+        if 0 not in found.attention_mask:
+            raise InputError(
+                f"the post-processor of the tokenizer {self._source} drops the text: give another"
+            )
         return tuple(found.ids[: found.attention_mask.index(0)])
 
     @property
@@ -125,6 +134,8 @@ class HuggingFaceTokenizer(Tokenizer):
     @property
     def end_of_text(self) -> int | None:
         """The token that ends a text; ``None`` if the vocabulary has none."""
+        if self._special.end == "":
+            return None
         names = filter(None, (self._special.end, *END_OF_TEXT))
         numbers = map(self._tokenizer.token_to_id, names)
         return next((number for number in numbers if number is not None), None)
@@ -144,13 +155,10 @@ class HuggingFaceTokenizer(Tokenizer):
                 f"this tokenizer needs text in UTF-8, got {text[error.start]!r} at character "
                 f"{error.start}: convert the text, or use the tokenizer 'byte'"
             ) from error
-        try:  # the fast batch does not compute offsets, which are not needed
+        advice = "use one that knows all characters, such as 'byte'"
+        with _in_one_line(f"the tokenizer {self._source} cannot encode the text", advice):
+            # the fast batch does not compute offsets, which are not needed
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        except Exception as error:  # for example no unknown token where one is needed
-            raise InputError(
-                f"the tokenizer {self._source} cannot encode the text: "
-                f"{' '.join(str(error).split())}; use one that knows all characters, such as 'byte'"
-            ) from error
         return np.array(encoding.ids, dtype=np.int64)
 
     def without_beginning(self) -> "HuggingFaceTokenizer":
@@ -194,7 +202,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:
         """The text of tokens; bytes that are not a character become U+FFFD."""
-        return self._tokenizer.decode(self.with_text(tokens), skip_special_tokens=False)
+        known = self.with_text(tokens)
+        with _in_one_line(f"the tokenizer {self._source} cannot decode tokens", "use another"):
+            return str(self._tokenizer.decode(known, skip_special_tokens=False))
 
     def decoder(self) -> Decoder:
         """A decoder that decodes the last few tokens again for each new token.
@@ -213,9 +223,11 @@ class HuggingFaceTokenizer(Tokenizer):
         super().save(path)
         begin, end, ends, chat = self._special
         # Without this class, transformers takes that of the model's family, with other tokens.
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        settings: dict[str, str | None] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         named = {"bos_token": begin, "eos_token": end, "chat_template": chat}
         settings |= {key: name for key, name in named.items() if name}
+        if end == "":
+            settings["eos_token"] = None  # not one of the usual names
         write_text(Path(path).with_name(SETTINGS), json.dumps(settings))
         if ends:
             write_text(Path(path).with_name(GENERATION), json.dumps({"eos_token_id": ends}))
@@ -260,11 +272,7 @@ class _WindowDecoder(Decoder):
 
 
 def load_pair(folder: Path) -> HuggingFaceTokenizer:
-    """Read the byte-level BPE of a folder that has GPT-2's two files.
-
-    A tokenizer of OPT puts ``bos_token`` before a text; its settings say so by ``add_bos_token``,
-    which counts only without a ``tokenizer.json``, as in transformers.
-    """
+    """Read the byte-level BPE of a folder that has GPT-2's two files, and no others."""
     vocabulary, merges = (
         next((folder / name for name in names if (folder / name).is_file()), None)
         for names in (_VOCABULARY, _MERGES)
@@ -275,56 +283,50 @@ def load_pair(folder: Path) -> HuggingFaceTokenizer:
             f"{' or '.join(_MERGES)}"
         )
     package = _package()
-    try:
+    with _in_one_line(f"the tokenizer in {folder} is damaged", "copy it again"):
         tokenizer = package.Tokenizer(package.models.BPE.from_file(str(vocabulary), str(merges)))
-    except Exception as error:  # the package raises no narrower type
-        raise InputError(
-            f"the tokenizer in {folder} is damaged: {' '.join(str(error).split())}; copy it again"
-        ) from error
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = package.decoders.ByteLevel()
-    special, number = special_tokens(folder), None
-    if special.begin and _settings(folder).get("add_bos_token") is True:
-        number = tokenizer.token_to_id(special.begin)
-    if number is not None:
-        tokenizer.post_processor = package.processors.TemplateProcessing(
-            single=[special.begin, "$A"], special_tokens=[(special.begin, number)]
-        )
-    return HuggingFaceTokenizer(tokenizer.to_str(), str(folder), special)
+    known = (name for name in END_OF_TEXT if tokenizer.token_to_id(name) is not None)
+    tokenizer.add_special_tokens([*known])
+    return HuggingFaceTokenizer(tokenizer.to_str(), str(folder))
 
 
-def special_tokens(folder: Path) -> SpecialTokens:
-    """What the files in a folder say about the special tokens of its tokenizer.
-
-    Tokenizers of chats end an answer with a token of their own, such as ``<|im_end|>``.
-
-    Raises:
-        InputError: If one of the files is damaged.
-    """
-    settings, generation = _settings(folder), _settings(folder, GENERATION)
-    ends = generation.get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [ends]
-    numbers = tuple(number for number in ends if isinstance(number, int))
-    begin, end = _name(settings.get("bos_token")), _name(settings.get("eos_token"))
-    chat, template = settings.get("chat_template"), folder / TEMPLATE
-    if template.is_file():
-        chat = read_text(template, "template of chats")
-    if isinstance(chat, list):  # of several, as transformers also writes them
-        named = (each for each in chat if isinstance(each, dict) and each.get("name") == "default")
-        chat = next(named, {}).get("template")
-    return SpecialTokens(begin, end, numbers, chat if isinstance(chat, str) else "")
+@contextmanager
+def _in_one_line(what: str, advice: str) -> Iterator[None]:
+    """Whatever the package raises, and a panic is no ``Exception``, becomes an InputError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise InputError(f"{what}: {reason(error):.300}; {advice}") from error
 
 
-def _settings(folder: Path, name: str = SETTINGS) -> dict[str, Any]:
-    """The settings in a file of a folder; empty if there is no such file."""
-    path = folder / name
-    return read_json_object(path, "settings of a tokenizer") if path.is_file() else {}
+_GROWTH = 64
+"""Limit on how many times longer than a text the replacements of a tokenizer may make it."""
 
 
-def _name(token: Any) -> str:
-    """The name of a token in the settings of a tokenizer; empty if there is none."""
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else ""
+def _growth(part: Any) -> float:
+    """How many times longer a normaliser or a decoder may make a text."""
+    described = json.loads(part.__getstate__()) if part is not None else {}
+    return prod(map(_growth_of, _steps(described)))
+
+
+def _steps(described: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a sequence, which may be nested."""
+    if isinstance(described, dict):
+        yield described
+        described = described.get("normalizers") or described.get("decoders") or []
+        for step in described if isinstance(described, list) else []:
+            yield from _steps(step)
+
+
+def _growth_of(step: dict[str, Any]) -> float:
+    if step.get("type") != "Replace":
+        return 1.0
+    found, new = step["pattern"].get("String", ""), len(step["content"])
+    return max(1.0, new / len(found)) if found else 1.0 + new  # an expression may match nothing
 
 
 def _package() -> Any:

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from stateline.data.huggingface import HuggingFaceTokenizer, load_pair, special_tokens
+from stateline.data.huggingface import HuggingFaceTokenizer
+from stateline.data.published_tokenizer import MAX_BYTES, load_published
 from stateline.data.tokenizer import (
     BYTE,
     CHARACTER,
@@ -15,9 +16,6 @@ from stateline.data.tokenizer import (
 from stateline.errors import InputError
 from stateline.files import read_json_object, user_path
 
-MAX_BYTES = 1 << 28
-"""Upper limit on the size of a tokenizer's file; vocabularies of a million tokens have 60 MB."""
-
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
     """Read a tokenizer.
@@ -25,9 +23,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     Args:
         spec: ``"byte"``; the file ``tokenizer.json`` of any tokenizer of ours or of Hugging Face;
             or a folder with that file, or with GPT-2's two: ``encoder.json`` (or ``vocab.json``)
-            and ``vocab.bpe`` (or ``merges.txt``). The file ``tokenizer_config.json`` beside one of
-            Hugging Face names the tokens that begin and end a text, and
-            ``generation_config.json`` other tokens that end a generated text.
+            and ``vocab.bpe`` (or ``merges.txt``). The other files of a published tokenizer count
+            as in transformers, which reads those that say more than the names of special tokens.
 
     Raises:
         InputError: If there is none, if its file is damaged, or if the package ``tokenizers`` is
@@ -41,7 +38,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         return ByteTokenizer()
     path = user_path(spec, "tokenizer")
     if path.is_dir() and not (path / FILE).is_file():
-        return load_pair(path)
+        return load_published(path, None)
     return _load_file(path / FILE if path.is_dir() else path)
 
 
@@ -54,8 +51,9 @@ def _load_file(path: Path) -> Tokenizer:
         return ByteTokenizer()
     if kind == CHARACTER:
         return _from_characters(path, described)
-    text = path.read_text(encoding="utf-8")
-    return HuggingFaceTokenizer(text, str(path), special_tokens(path.parent))
+    if path.name == FILE:
+        return load_published(path.parent, described)
+    return HuggingFaceTokenizer(path.read_text(encoding="utf-8"), str(path))
 
 
 def _from_characters(path: Path, described: dict[str, Any]) -> CharacterTokenizer:

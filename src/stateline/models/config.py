@@ -84,6 +84,8 @@ class ModelConfig:
         head_bias: Add a bias to an output matrix that is not tied.
         max_len: If set, positions have learned embeddings, and longer inputs are refused. If
             ``None``, there are no position embeddings and no limit.
+        trained_len: Longest text that a published model was trained on, if it has no ``max_len``;
+            longer ones are read, and commands warn of them.
         layers: Keywords for all layers of a kind, which a pattern may override; the
             keywords of ``feed_forward`` and of ``moe`` also apply inside blocks.
         embedding_multiplier: Factor of the embeddings of tokens.
@@ -113,6 +115,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     head_bias: bool = False
     max_len: int | None = None
+    trained_len: int | None = None
     layers: Mapping[str, Mapping[str, Value]] = field(default_factory=dict, hash=False)
     embedding_multiplier: float = 1.0
     embedding_norm: bool = False
@@ -132,7 +135,7 @@ class ModelConfig:
                 f"stateline.models.presets.configure({self.pattern!r})"
             )
         object.__setattr__(self, "pattern", canonical_pattern(self.pattern))
-        for name in ("vocab_size", "d_model", "max_len"):
+        for name in ("vocab_size", "d_model", "max_len", "trained_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
@@ -178,7 +181,10 @@ class ModelConfig:
 
     def to_json(self) -> str:
         """The configuration as a JSON text."""
-        return json.dumps({"kind": self.kind, **dataclasses.asdict(self)}, indent=2) + "\n"
+        values = dataclasses.asdict(self)
+        if self.trained_len is None:  # most models have none
+            del values["trained_len"]
+        return json.dumps({"kind": self.kind, **values}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls: type[ConfigT], text: str) -> ConfigT:

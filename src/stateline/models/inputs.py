@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers import SequenceLayer
 from stateline.layers.state import shown
+from stateline.models.config import ModelConfig
 from stateline.ops.kernel_op import values_at_hand
 
 
@@ -35,6 +36,19 @@ def length_limit(max_len: int | None, layers: nn.Module) -> int | None:
     """Longest sequence that learned positions and all layers allow; ``None`` if any is allowed."""
     limits = [max_len, *(m.max_len for m in layers.modules() if isinstance(m, SequenceLayer))]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def beyond_training(config: ModelConfig, length: int) -> str:
+    """A warning, where a text of ``length`` tokens is longer than those of a model's training.
+
+    It is empty for models that do not say how long these were.
+    """
+    if config.trained_len is None or length <= config.trained_len:
+        return ""
+    return (
+        f"warning: the model was trained on texts of up to {config.trained_len:,} tokens, and this "
+        f"has {length:,}: what comes after may be wrong"
+    )
 
 
 def check_length(limit: int | None, new: int, seen: Int[Tensor, " batch"] | None = None) -> None:

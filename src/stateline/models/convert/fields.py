@@ -382,13 +382,29 @@ PARTIAL = f"{ROPE} partial_rotary_factor"
 
 def rope(base: float = 10_000.0, fraction: float | None = None) -> Rule:
     """Rotary positions of attention, as :func:`rope_keywords` reads them."""
-    return Rule(
-        ROPE if fraction is None else PARTIAL,
-        lambda draft: draft.layers["attention"].update(
-            rope_keywords(draft.settings, base=base, fraction=fraction)
-        ),
-        lambda model: rope_back(model.first("attention", "sliding_attention")),
-    )
+
+    def read(draft: Draft) -> None:
+        keywords = rope_keywords(draft.settings, base=base, fraction=fraction)
+        draft.layers["attention"].update(keywords)
+        read_length(draft)
+
+    def write(model: Written) -> dict[str, Any]:
+        back = rope_back(model.first("attention", "sliding_attention"))
+        return back | write_length(model)
+
+    return Rule(ROPE if fraction is None else PARTIAL, read, write)
+
+
+def read_length(draft: Draft) -> None:
+    """The longest text of the training, which has no effect on the logits."""
+    if draft.settings.get("max_position_embeddings") is not None:
+        draft.put("trained_len", count(draft.settings, "max_position_embeddings"))
+
+
+def write_length(model: Written) -> dict[str, int]:
+    """The inverse of :func:`read_length`."""
+    length = model.config.trained_len
+    return {} if length is None else {"max_position_embeddings": length}
 
 
 def rope_keywords(

@@ -40,6 +40,7 @@ def _read_rope(draft: Draft) -> None:
         # sliding layers would have the scaling of full ones
         keywords = {"rope_scaling": "none", **fields.rope_keywords(found)}
         draft.layers[fields.SLIDING[word]].update(keywords)
+    fields.read_length(draft)
 
 
 def _write_rope(model: Written) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def _write_rope(model: Written) -> dict[str, Any]:
         own = fields.SLIDING[word]
         layer = model.first(*((own,) if model.numbers(own) else NAMES.mixers))
         found[word] = fields.rope_back(layer).get("rope_parameters")
-    return {"rope_parameters": found}
+    return {"rope_parameters": found, **fields.write_length(model)}
 
 
 def _read_scale(draft: Draft) -> None:
