@@ -66,8 +66,12 @@ class KernelOp:
 
     def __call__(self, *inputs: Any) -> Any:
         """The outputs of ``forward``."""
+        first = inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]
+        opaque = torch.compiler.is_compiling() or type(first) not in PLAIN
+        if not (opaque or torch.is_grad_enabled()):
+            return self.forward(*inputs)
         flat = _flat(inputs)
-        if torch.compiler.is_compiling() or not is_plain(flat[0]):
+        if opaque:
             found = self._op(*flat)
         elif wants_gradient(*flat):
             found = _Recorded.apply(self, *flat)

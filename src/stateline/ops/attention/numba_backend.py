@@ -92,7 +92,7 @@ def attention_step_(
 ) -> Tensor:
     """Rotate and write in one pass, then attend."""
     dtype, turned = q.dtype, q.new_empty(q.shape)
-    signals = (of_token(x, dtype).reshape(-1) for x in (q, k, v, *cache[:2], turned))
+    signals = [of_token(x, dtype).reshape(-1) for x in (q, k, v, *cache[:2], turned)]
     angles = np.empty(0, _NUMPY[dtype]) if frequency is None else of_token(frequency, dtype)
     slots, heads = cache.k.shape[1], q.shape[1]
     sizes = slots, heads, k.shape[1], q.shape[2]
@@ -123,7 +123,7 @@ def _run(
 
 def _read(dtype: torch.dtype, *signals: Tensor) -> Any:
     """Queries, keys and values as they lie in memory, and the entries between their tokens."""
-    return zip(*(strided(x.flatten(2), dtype) for x in signals), strict=True)
+    return zip(*[strided(x.flatten(2), dtype) for x in signals], strict=True)
 
 
 def _of_few(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:

@@ -133,7 +133,7 @@ class _Call:
     ) -> None:
         self.dtype = launch.working_dtype(u, *weights, state)
         self.sizes = channels, modes = weights.b.shape[:2]
-        self.log_a, self.b, self.c = (flat(x, self.dtype) for x in weights)
+        self.log_a, self.b, self.c = [flat(x, self.dtype) for x in weights]
         self.a, self.fold = np.empty(self.log_a.size), state is None
         transition(self.log_a, self.a)
         self.blocks = -(-channels // LANES)

@@ -5,6 +5,8 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,17 +57,30 @@ def working_dtype(*inputs: Tensor | None) -> torch.dtype:
     return torch.float32
 
 
-def array(x: Tensor, dtype: torch.dtype) -> NDArray[Any]:
-    """The entries of a tensor: without a copy if it is contiguous and of the dtype."""
+def array(x: Tensor, dtype: torch.dtype, *, axes: bool = True) -> NDArray[Any]:
+    """The entries of a tensor: without a copy if it is contiguous and of the dtype.
+
+    Like ``x.numpy()``, which forbids resizing the storage: FSDP frees parameters so.
+    """
     x = x.detach() if x.requires_grad else x
     if x.dtype is not dtype:
         x = x.to(dtype)
-    return _memory(x.contiguous())
+    shape = x.shape if axes else (x.numel(),)
+    if not x.numel():  # an empty tensor is at address 0, which NumPy before 2.4 refuses
+        return np.empty(shape, _TYPES[dtype])
+    x = x.contiguous().resolve_neg()  # gradients of imaginary parts are negated lazily
+    described = {
+        "version": 3,
+        "shape": shape,
+        "typestr": _TYPES[dtype],
+        "data": (x.data_ptr(), False),
+    }
+    # NumPy keeps the object, and it the tensor, so the memory lives as long as the array
+    return np.asarray(SimpleNamespace(__array_interface__=described, tensor=x))
 
 
-def flat(x: Tensor, dtype: torch.dtype) -> NDArray[Any]:
-    """The same with a single axis."""
-    return array(x, dtype).reshape(-1)
+flat = partial(array, axes=False)
+"""The same with a single axis."""
 
 
 def strided(x: Tensor, dtype: torch.dtype) -> tuple[NDArray[Any], int]:
@@ -101,28 +116,6 @@ def output(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, NDArray[An
     """An empty tensor, and its entries."""
     entries = np.empty(shape, _TYPES[dtype])
     return torch.from_numpy(entries), entries
-
-
-class _Memory:
-    """The entries of a contiguous tensor, in the form that NumPy asks for."""
-
-    __slots__ = ("__array_interface__", "tensor")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor  # keeps the memory alive as long as the array
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": tensor.shape,
-            "typestr": _TYPES[tensor.dtype],
-            "data": (tensor.data_ptr(), False),
-        }
-
-
-def _memory(x: Tensor) -> NDArray[Any]:
-    """Like ``x.numpy()``, which forbids resizing the storage: FSDP frees parameters so."""
-    if not x.numel():  # an empty tensor is at address 0, which NumPy before 2.4 refuses
-        return np.empty(x.shape, _TYPES[x.dtype])
-    return np.asarray(_Memory(x.resolve_neg()))  # imaginary parts of conjugates are negated lazily
 
 
 class Changing:

@@ -19,11 +19,11 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     inputs = (log_dt, decay, frequency, b)
     dtype = launch.working_dtype(*inputs)
-    found = [torch.empty((len(log_dt), *b.shape[1:]), dtype=dtype, device="cpu") for _ in range(2)]
-    arrays = (array(x, dtype) for x in inputs)
-    discretize_kernel.forward(*arrays, *(x.numpy() for x in found), rule == "zoh")
-    log_a, b_bar = (x.to(log_dt.dtype) for x in found)
-    return log_a, b_bar
+    log_a = torch.empty((log_dt.shape[0], *b.shape[1:]), dtype=dtype, device="cpu")
+    b_bar = torch.empty_like(log_a)
+    arrays = [array(x, dtype) for x in inputs]
+    discretize_kernel.forward(*arrays, log_a.numpy(), b_bar.numpy(), rule == "zoh")
+    return log_a.to(log_dt.dtype), b_bar.to(log_dt.dtype)
 
 
 def _backward(grad_a: Tensor, grad_b: Tensor, *inputs: Any) -> Any:
