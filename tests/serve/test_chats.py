@@ -1,6 +1,8 @@
 """Chats: the model's own template, in chat completions and responses, by OpenAI's client."""
 
 import json
+import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -258,3 +260,48 @@ def test_a_model_without_a_template_refuses_chats_and_takes_plain_text() -> None
         assert client.send("/v1/chat/completions", given)[0] == 400
         assert client.send("/v1/responses", {"model": "tiny", "input": HI})[0] == 400
         assert client.respond("Hi")["usage"]["input_tokens"] == 2
+
+
+NAMES = """temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty
+logit_bias stop stop_token_ids ignore_eos min_tokens skip_special_tokens seed n stream cache_salt
+metadata user max_tokens max_completion_tokens max_output_tokens logprobs top_logprobs echo best_of
+add_special_tokens stream_options store instructions previous_response_id chat_template_kwargs tools
+tool_choice response_format text reasoning suffix background truncation prompt messages input model
+include modalities prediction parallel_tool_calls service_tier nothing"""
+FIELDS = NAMES.split()
+VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e300, -1e300, 2**31, 2**63, 10**30]
+VALUES += ["", "a", "auto", "none", "\ud800", "\x00", [], [1], [-1], [10**9], ["a"], [[1], [2]]]
+VALUES += [
+    [[]],
+    [None],
+    [{}],
+    {},
+    {"a": 1},
+    {"1": 1},
+    {"1": 1e300},
+    {"type": "text"},
+    [*HI, *PARTS],
+]
+VALUES += [{"include_usage": True}, {"format": {"type": "text"}}, {"tools": [], "messages": 1}]
+GOOD: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": "a", "max_tokens": 2},
+    "chat/completions": {"messages": HI, "max_tokens": 2},
+    "responses": {"input": "a", "max_output_tokens": 2},
+}
+
+
+def test_300_odd_requests_are_answered_or_refused_in_one_line(client: Client) -> None:
+    draw, found = random.Random(0), Counter[int]()
+    for _ in range(300):
+        path = draw.choice([*GOOD])
+        odd = {draw.choice(FIELDS): draw.choice(VALUES) for _ in range(draw.choice([1, 1, 2]))}
+        given = {"model": "tiny"} | GOOD[path] | odd
+        status, body = client.send(f"/v1/{path}", given)
+        assert status in (200, 400, 404), (path, odd, body)
+        if status != 200:
+            error = json.loads(body)["error"]
+            assert error["type"] == "invalid_request_error"
+            assert "\n" not in error["message"]
+        found[status] += 1
+    assert found[200] > 10 < found[400], found
+    assert client.complete("still there", max_tokens=1)

@@ -412,6 +412,7 @@ GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "te
         ({"presence_penalty": 101}, r"\$\.presence_penalty"),
         ({"frequency_penalty": "a"}, r"\$\.frequency_penalty"),
         ({"stop_token_ids": [-1]}, r"\$\.stop_token_ids"),
+        ({"stop_token_ids": [256], "min_tokens": 1}, "tokens must be from 0 to 255"),
         ({"min_tokens": 1.5}, r"\$\.min_tokens"),
         ({"suffix": "end"}, "suffix"),
         ({"tools": [{"type": "function"}]}, "tools"),

@@ -167,6 +167,7 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
         **more: Any,
     ) -> Row:
         own = frozenset() if self.ignore_eos else tokenizer.end_tokens | chat_ends
+        tokenizer.check(self.stop_token_ids)
         ends = own | frozenset(self.stop_token_ids)
         penalties = Penalties(
             self.presence_penalty,
