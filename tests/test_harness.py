@@ -22,6 +22,7 @@ from stateline.generate import generate
 from stateline.models.checkpoint import save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
+from stateline.models.likelihood import token_losses
 
 slow = pytest.mark.slow  # importing lm-eval takes seconds
 pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.filterwarnings("default")]
@@ -598,3 +599,26 @@ def test_a_missing_package_is_one_line_that_names_the_extra(
     monkeypatch.setitem(sys.modules, package, None)
     assert main(command) == 2
     assert f"pip install '{extra}'" in capsys.readouterr().err
+
+
+@slow
+@torch.no_grad()
+def test_texts_beyond_the_training_are_cut_as_by_hflm() -> None:
+    """A rotary model has no limit of its own: one that begins every window anew is the measure."""
+    from lm_eval.api.instance import Instance
+
+    from stateline.evaluate.harness.model import StatelineLM
+
+    torch.manual_seed(0)
+    settings = {"layers": {"attention": {"position": "rope"}}}
+    config = ModelConfig("attention", 256, 16, trained_len=8, **settings)
+    model = LanguageModel(config).eval()
+    text, lm = "abcdefghijklmnopqrst", StatelineLM(model, ByteTokenizer())
+    start, total = lm.prefix_token_id, 0.0
+    tokens = [start, *text.encode()]
+    for first, end in ((0, 8), (8, 16), (12, 20)):  # the last window ends with the text
+        window = torch.tensor([tokens[first : end + 1]])
+        losses = token_losses(model(window[:, :-1]), window[:, 1:])[0]
+        total -= float(losses[4 if first == 12 else 0 :].sum())
+    (found,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
+    assert found == pytest.approx(total, abs=1e-4)

@@ -18,7 +18,7 @@ from stateline.evaluate.losses import Buckets, losses_of
 from stateline.files import regular_file
 from stateline.generate import token_chunks
 from stateline.generate.session import check_model, device_of
-from stateline.models.inputs import check_axes
+from stateline.models.inputs import check_axes, warn_beyond_training
 from stateline.models.language_model import LanguageModel
 
 CHUNK = 1024
@@ -137,6 +137,7 @@ def score_text(
         buckets.add(torch.arange(before + 1, before + 1 + len(losses)), losses)
     if not buckets.count:
         raise InputError("a text to score must have at least two tokens: give a longer one")
+    warn_beyond_training(model.config, min(buckets.count, window or buckets.count))
     return TextScore(buckets, 0, time.perf_counter() - start)
 
 

@@ -21,6 +21,7 @@ from stateline.generate.session import (
     seeded,
 )
 from stateline.layers import cat_states
+from stateline.models.inputs import warn_beyond_training
 from stateline.models.language_model import LanguageModel
 
 
@@ -106,3 +107,4 @@ def check_length(model: LanguageModel, length: int, max_new_tokens: int) -> None
             f"prompt and new tokens make {wanted} positions, but the model was made for "
             f"max_len={limit} tokens: shorten one of them"
         )
+    warn_beyond_training(model.config, wanted)

@@ -1,5 +1,7 @@
 """Checks of the inputs of whole models."""
 
+from logging import getLogger
+
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -9,6 +11,8 @@ from stateline.layers import SequenceLayer
 from stateline.layers.state import shown
 from stateline.models.config import ModelConfig
 from stateline.ops.kernel_op import values_at_hand
+
+log = getLogger("stateline.models")
 
 
 def check_axes(tokens: object, *axes: str, width: int | None = None) -> None:
@@ -38,17 +42,15 @@ def length_limit(max_len: int | None, layers: nn.Module) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def beyond_training(config: ModelConfig, length: int) -> str:
-    """A warning, where a text of ``length`` tokens is longer than those of a model's training.
-
-    It is empty for models that do not say how long these were.
-    """
-    if config.trained_len is None or length <= config.trained_len:
-        return ""
-    return (
-        f"warning: the model was trained on texts of up to {config.trained_len:,} tokens, and this "
-        f"has {length:,}: what comes after may be wrong"
-    )
+def warn_beyond_training(config: ModelConfig, length: int) -> None:
+    """Log a warning if a text is longer than those that a published model was trained on."""
+    if config.trained_len is not None and length > config.trained_len:
+        log.warning(
+            "the model was trained on texts of up to %s tokens, this one may have %s: what comes "
+            "after may be wrong",
+            f"{config.trained_len:,}",
+            f"{length:,}",
+        )
 
 
 def check_length(limit: int | None, new: int, seen: Int[Tensor, " batch"] | None = None) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from stateline.data import Tokenizer
 from stateline.generate import answer
+from stateline.models.inputs import warn_beyond_training
 from stateline.models.language_model import LanguageModel
 from stateline.probe.network import Network, StatelineNetwork
 
@@ -87,6 +88,8 @@ class StatelineReader(Reader):
         self, prompts: Sequence[Tokens], new_tokens: Sequence[int], stop: str, *, never_empty: bool
     ) -> list[str]:
         """Continue prompts; rows that are finished leave the batch."""
+        longest = max(len(prompt) + new for prompt, new in zip(prompts, new_tokens, strict=True))
+        warn_beyond_training(self.model.config, longest)
         return answer(
             self.model,
             self.tokenizer,

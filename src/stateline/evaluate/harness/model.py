@@ -46,6 +46,7 @@ class StatelineLM(TemplateLM):
         device: Device of a model that is read from ``path``.
 
     Attributes:
+        limit: Longest text that is read: as the model was made for, or as it was trained on.
         tokens_read: Tokens that the model has read so far.
 
     Raises:
@@ -74,6 +75,8 @@ class StatelineLM(TemplateLM):
         if not str(batch_size).isdecimal() or int(batch_size) == 0:
             raise InputError(f"batch_size must be a number of contexts, got {batch_size!r}")
         self.model, self.text, self.batch_size = model, tokenizer, int(batch_size)
+        # as HFLM, which reads no text beyond max_position_embeddings
+        self.limit = model.config.trained_len if model.max_len is None else model.max_len
         self.tokens_read = 0
 
     @property
@@ -118,12 +121,12 @@ class StatelineLM(TemplateLM):
 
     def _fitting(self, context: Sequence[int], following: int) -> tuple[int, ...]:
         """The end of a context that the model can read together with ``following`` tokens."""
-        if self.model.max_len is None:
+        if self.limit is None:
             return tuple(context)
-        limit = self.model.max_len - following + 1  # the last token is not read
+        limit = self.limit - following + 1  # the last token is not read
         if limit < 1:
             raise InputError(
-                f"the model was made for max_len={self.model.max_len} tokens, got {following} to "
+                f"the model was made for {self.limit} tokens, got {following} to "
                 "score: leave out this task"
             )
         return tuple(context[-limit:])
@@ -171,7 +174,7 @@ class StatelineLM(TemplateLM):
         for request in requests:
             # Differs from HFLM, which scores a token that begins the text after the same token.
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
-            total = self._carried(tokens) if self.model.max_len is None else self._windowed(tokens)
+            total = self._carried(tokens) if self.limit is None else self._windowed(tokens)
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
             results.append(total)
         return results
@@ -182,7 +185,7 @@ class StatelineLM(TemplateLM):
         return -sum(score_text(self.model, [text]).losses.sums.values()) if tokens else 0.0
 
     def _windowed(self, tokens: list[int]) -> float:
-        windows = get_rolling_token_windows(tokens, self.prefix_token_id, self.model.max_len, 1)
+        windows = get_rolling_token_windows(tokens, self.prefix_token_id, self.limit, 1)
         requests: list[Request] = [("", *make_disjoint_window(window)) for window in windows]
         return sum(likelihood for likelihood, _ in self._loglikelihood_tokens(requests))
 
