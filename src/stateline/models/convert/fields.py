@@ -284,7 +284,7 @@ class Fields(NamedTuple):
             if name not in only and value is not None:
                 raise InputError(
                     f"{name}={value!r:.80} has no counterpart here: if it has no effect on the "
-                    f"model, leave it out with --settings '{{\"{name}\": null}}'"
+                    f"model, convert it with --settings '{{\"{name}\": null}}'"
                 )
             if name in only and value not in only[name]:
                 known = " or ".join(repr(word) for word in only[name])
