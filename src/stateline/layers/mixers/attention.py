@@ -227,7 +227,7 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
         width, gate, joint = self.n_kv_heads * self.d_head, None, self.qkv(x)
         parts = joint.split_with_sizes([joint.shape[-1] - 2 * width, width, width], dim=-1)
         d = self.d_head
-        q, k, v = (part.view(*x.shape[:-1], part.shape[-1] // d, d) for part in parts)
+        q, k, v = [part.view(*x.shape[:-1], part.shape[-1] // d, d) for part in parts]
         if self.settings.gated:
             q, gate = q.view(*x.shape[:-1], self.n_heads, 2, d).unbind(dim=-2)
         if self.q_norm is not None and self.k_norm is not None:

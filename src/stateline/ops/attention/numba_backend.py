@@ -11,7 +11,7 @@ from stateline.ops.attention import numba_kernel as softmax
 from stateline.ops.dispatch import wants_gradient
 from stateline.ops.kernel_op import is_plain, once
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import fan_out, flat, of_token, strided
+from stateline.ops.numba_common.launch import fan_out, flat, of_token, output, strided
 from stateline.ops.numba_common.vector import LANES
 
 LEAST, QUERIES, NARROW, NARROW_SSE = 1 << 20, 64, 8, 16
@@ -91,18 +91,19 @@ def attention_step_(
     dropout: float,  # noqa: ARG001
 ) -> Tensor:
     """Rotate and write in one pass, then attend."""
-    dtype, turned = q.dtype, q.new_empty(q.shape)
-    signals = [of_token(x, dtype).reshape(-1) for x in (q, k, v, *cache[:2], turned)]
-    angles = np.empty(0, _NUMPY[dtype]) if frequency is None else of_token(frequency, dtype)
-    slots, heads = cache.k.shape[1], q.shape[1]
-    sizes = slots, heads, k.shape[1], q.shape[2]
-    softmax.append(*signals, of_token(cache.length, torch.int64), angles, *sizes)
+    dtype, (_, heads, d), kv_heads = q.dtype, q.shape, k.shape[1]
+    y, outputs = output(q.shape, dtype)
+    turned = np.empty_like(outputs).reshape(-1)
+    signals = [of_token(x, dtype).reshape(-1) for x in (q, k, v, *cache[:2])]
+    angles = turned[:0] if frequency is None else of_token(frequency, dtype)
+    sizes = cache.k.shape[1], heads, kv_heads, d
+    softmax.append(*signals, turned, of_token(cache.length, torch.int64), angles, *sizes)
     if not cache.k.is_inference():
         torch.autograd.graph.increment_version(cache[:2])
-    return _of_few(turned[:, None], cache.k, cache.v, mask._replace(start=cache.length))[:, 0]
-
-
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+    arrays = turned, *signals[3:], outputs.reshape(-1)
+    strides, mask = (heads * d, kv_heads * d, kv_heads * d), mask._replace(start=cache.length)
+    _run(softmax.step, arrays, strides, q[:, None], cache.k, mask, heads // kv_heads)
+    return y
 
 
 def _run(

@@ -36,7 +36,7 @@ def h3_core_stepper(weights: H3Weights) -> Stepper:
         y, read = output((len(q), outputs * q.shape[1]), dtype)
         work = (state.h.numel() + state.past.numel()) / 2
         with Changing(dtype, *state) as (keys, x):
-            signals = [of_token(t, dtype) for t in (q, k, v)]
+            signals = of_token(q, dtype), of_token(k, dtype), of_token(v, dtype)
             places = keys, x.reshape(*x.shape[:4], -1), read
             fan_out(h3_advance, (*signals, *constants, *places), heads, work)
         return y.to(q.dtype)
