@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.layers import RWKV7, Attention, GatedDeltaNet, KimiDeltaAttention
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.starts import RIDGE, fit_outputs, replaced, take_heads
+from stateline.probe.network import StatelineNetwork, silenced
 
 CONFIG = ModelConfig(
     "attention(position=rope)*2", vocab_size=11, d_model=16, layers={"attention": {"n_heads": 4}}
@@ -30,8 +32,8 @@ def pair(pattern: str, **settings: str) -> tuple[LanguageModel, LanguageModel]:
     student = LanguageModel(replace(config, pattern=pattern)).double().eval()
     weights = teacher.state_dict()
     kept = {n: t for n, t in weights.items() if n in student.state_dict()}
-    new = {"qkv.weight", "qkv.bias", "out_proj.weight", "out_proj.bias"}
-    kept = {n: t for n, t in kept.items() if not ("s.2." in n or ("es.1." in n and n[-10:] in new))}
+    ours = ("stack.layers.2.layer.", "stack.layers.1.branches.0.layer.")
+    kept = {n: t for n, t in kept.items() if not n.startswith(ours)}
     student.load_state_dict(kept, strict=False)
     return student, teacher
 
@@ -63,6 +65,7 @@ def test_a_fitted_layer_begins_better_than_a_new_one_and_than_none(
     with torch.no_grad():
         for last, weight in zip(lasts, kept, strict=True):
             last.weight.copy_(weight)
+    take_heads(student, teacher)
     fit_outputs(student, teacher, [TOKENS])
     assert distance(student, teacher) < min(fresh, without)
 
@@ -105,6 +108,57 @@ def test_keys_that_heads_share_are_given_to_each() -> None:
     torch.testing.assert_close(found[0], q)
     for own, shared in zip(found[1:], (k, v), strict=True):
         torch.testing.assert_close(own, shared.repeat_interleave(2, dim=2))
+
+
+def divided(
+    keeps: str, beside: str = "lstm", **settings: str
+) -> tuple[LanguageModel, LanguageModel]:
+    """A student that keeps some heads beside a recurrence, and its teacher."""
+    n = len(keeps.split())
+    kept = f"attention(n_heads={n}, d_head=4, n_kv_heads={n}, position=rope)"
+    return pair(f'parallel({kept}, {beside}, keeps="{keeps}")')
+
+
+@pytest.mark.parametrize("keeps", ["3 0 2 1", "1 3", "2"])
+def test_a_student_whose_recurrence_is_silent_is_the_teacher_without_the_other_heads(
+    keeps: str,
+) -> None:
+    student, teacher = divided(keeps, "gated_conv")
+    take_heads(student, teacher)
+    torch.nn.init.zeros_(student.stack.links[2].layer.links[1].out_proj.weight)
+    kept = torch.zeros(len(TOKENS), 4)
+    kept[:, [int(head) for head in keeps.split()]] = 1
+    network = StatelineNetwork(teacher)
+    with torch.no_grad(), silenced(network.mixers[2], kept):
+        wanted = teacher(TOKENS)
+    torch.testing.assert_close(student(TOKENS), wanted, rtol=0, atol=1e-10)
+    if len(keeps.split()) == 4:
+        torch.testing.assert_close(student(TOKENS), teacher(TOKENS), rtol=0, atol=1e-10)
+
+
+def test_heads_that_stay_are_not_fitted_and_the_others_are_given_away() -> None:
+    beside = "gated_delta_net(n_heads=2, d_key=4, expand_v=1)"
+    student, teacher = divided("3 1", beside)
+    take_heads(student, teacher)
+    attention, recurrence = student.stack.links[2].layer.links
+    before = attention.out_proj.weight.clone(), recurrence.out_proj.weight.clone()
+    fit_outputs(student, teacher, [TOKENS])
+    assert attention.out_proj.weight.equal(before[0])
+    assert not recurrence.out_proj.weight.equal(before[1])
+    rows = teacher.stack.links[2].layer.qkv.weight.view(3, 4, 4, 16)[:, [0, 2]]
+    torch.testing.assert_close(recurrence.in_proj.weight[:24], rows.flatten(0, 2))
+
+
+def test_heads_that_the_old_layer_does_not_have_are_refused() -> None:
+    for keeps, options in (("1 4", ""), ("1 2", ", bias=true"), ("1 2", ", rope_base=7")):
+        kept = f"attention(n_heads=2, d_head=4, position=rope{options})"
+        with pytest.raises(
+            InputError, match=r"must have as many, of the same width, .* n_kv_heads=2"
+        ):
+            take_heads(*pair(f'parallel({kept}, lstm, keeps="{keeps}")'))
+    for keeps in ("1 1", "a", "-1"):
+        with pytest.raises(InputError, match="keeps must be different numbers"):
+            pair(f'parallel(lstm, s4d, keeps="{keeps}")')
 
 
 @pytest.mark.parametrize("kind", [GatedDeltaNet, KimiDeltaAttention])

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from stateline.errors import InputError
 from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Branch, ParallelResidual
 from stateline.layers.mixers.attention import Attention
@@ -58,9 +59,11 @@ class _Fit:
 
     def __init__(self, block: int, branch: Branch, other: Branch) -> None:
         self.block, self.layer, self.other = block, branch.layer, other
-        parts = [self.layer]
+        parts, self.staying = [self.layer], list[Attention]()
         if isinstance(self.layer, Parallel):
-            parts = list(self.layer.links) if self.layer.join == "sum" else []
+            self.staying = _staying(self.layer, other.layer)
+            own = self.layer.links if self.layer.join == "sum" else ()
+            parts = [part for part in own if part not in self.staying]
         lasts = [getattr(part, "out_proj", None) for part in parts]
         self.lasts = [last for last in lasts if isinstance(last, nn.Linear)]
         self.possible = bool(parts) and len(self.lasts) == len(parts)
@@ -80,7 +83,8 @@ class _Fit:
             self.layer(x)
         inputs = torch.cat(features, dim=-1).flatten(0, 1).double().cpu()
         self.gram.addmm_(inputs.T, inputs)
-        self.products.addmm_(inputs.T, self.other.layer(x).flatten(0, 1).double().cpu())
+        wanted = self.other.layer(x) - sum(part(x) for part in self.staying)
+        self.products.addmm_(inputs.T, wanted.flatten(0, 1).double().cpu())
 
     def solve(self) -> None:
         """Set the last maps."""
@@ -108,8 +112,9 @@ def fit_outputs(
         W = \arg\min_W \sum_t \| W f_t - y_t \|^2 + \lambda \| W \|^2, \qquad
         \lambda = 10^{-3}\, \mathrm{mean}_i \sum_t f_{t,i}^2
 
-    so that a layer without use for its features begins near zero, as if it were not there. One
-    pass of the teacher serves all layers. Layers without a last map stay as they are.
+    and the outputs of heads that stay are subtracted from y. So a layer without use for its
+    features begins near zero, as if it were not there. One pass of the teacher serves all layers.
+    Layers without a last map stay as they are.
 
     Args:
         student: Its layers stand in the places of the teacher's; their weights are changed.
@@ -133,7 +138,41 @@ def fit_outputs(
 
 
 def take_heads(student: LanguageModel, teacher: LanguageModel) -> None:
-    """Give queries, keys and values of attention to new layers that begin better with them."""
+    """Give the heads of attention to new layers that begin better with them.
+
+    Attention inside ``parallel`` becomes the heads that stay; layers beside it take the queries,
+    keys and values of the others.
+
+    Raises:
+        InputError: If there are no such heads, or attention has other settings.
+    """
     for _, branch, other in replaced(student, teacher):
-        if isinstance(other.layer, Attention) and isinstance(branch.layer, TakesHeads):
-            branch.layer.take(other.layer.head_maps())
+        old = other.layer
+        if isinstance(old, Attention) and isinstance(branch.layer, TakesHeads):
+            branch.layer.take(old.head_maps())
+        if isinstance(old, Attention) and isinstance(branch.layer, Parallel):
+            _divide(branch.layer, old)
+
+
+def _staying(layer: Parallel, old: AnyLayer) -> list[Attention]:
+    """The attention inside that has heads like the old layer's."""
+    inner = [part for part in layer.links if isinstance(part, Attention)]
+    return [part for part in inner if isinstance(old, Attention) and part.can_be_part_of(old)][:1]
+
+
+def _divide(layer: Parallel, old: Attention) -> None:
+    staying = _staying(layer, old)
+    count = sum(part.n_heads for part in staying)
+    kept = layer.keeps or list(range(count))
+    if len(kept) != count or max(kept, default=0) >= old.n_heads:
+        raise InputError(
+            f"parallel keeps {kept} of {old.n_heads} heads of {old.d_head}, from 0: its attention "
+            "must have as many, of the same width, no shared keys, and the settings of the old "
+            f"layer, as attention(n_heads={len(kept)}, n_kv_heads={len(kept)}, d_head={old.d_head})"
+        )
+    others = [head for head in range(old.n_heads) if head not in kept]
+    for part in staying:
+        part.take_heads(old, kept)
+    for beside in layer.links:
+        if isinstance(beside, TakesHeads):
+            beside.take(old.head_maps().of(others))

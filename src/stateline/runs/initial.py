@@ -213,7 +213,8 @@ def start_from(
     model, new = make_model(config).to(device), new_tensors(config, source.config)
     weights = _offered(source.state_dict(), model.state_dict())
     model.load_state_dict({n: weights[n] for n in model.state_dict() if n not in new}, strict=False)
-    if task is not None and isinstance(model, LanguageModel) and isinstance(source, LanguageModel):
+    if isinstance(model, LanguageModel) and isinstance(source, LanguageModel):
         take_heads(model.eval(), source)
-        fit_outputs(model, source, (task.train_batch(index).tokens for index in range(MOST)))
+        if task is not None:
+            fit_outputs(model, source, (task.train_batch(index).tokens for index in range(MOST)))
     return model

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -180,11 +180,34 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
 
     def head_maps(self) -> HeadMaps:
         """The maps to queries, keys and values; heads that share keys have them each."""
-        maps = self.qkv.weight.detach().unflatten(0, (-1, self.d_head))
-        q, k, v = maps.split([len(maps) - 2 * self.n_kv_heads, *[self.n_kv_heads] * 2])
-        q = q[:: 1 + self.settings.gated]
-        shared = self.n_heads // self.n_kv_heads
-        return HeadMaps(q, *(t.repeat_interleave(shared, dim=0) for t in (k, v)))
+        q, k, v = self._by_head(self.qkv.weight.detach())
+        return HeadMaps(q[:, : self.d_head], k, v)
+
+    def _by_head(self, rows: Float[Tensor, "row *d_model"]) -> Sequence[Tensor]:
+        """Rows of the first map for queries (with the gate), keys and values of every head."""
+        heads, n = rows.unflatten(0, (-1, self.d_head)), self.n_kv_heads
+        q, k, v = heads.split([len(heads) - 2 * n, n, n])
+        shared = [t.repeat_interleave(self.n_heads // n, dim=0) for t in (k, v)]
+        return [q.unflatten(0, (self.n_heads, -1)).flatten(1, 2), *shared]
+
+    def can_be_part_of(self, old: "Attention") -> bool:
+        """Whether the heads are like some of another layer, and share no keys."""
+        own = self.settings
+        sizes = {"n_heads": own.n_heads, "n_kv_heads": own.n_kv_heads, "d_head": own.d_head}
+        same = replace(old.settings, **sizes) == own and own.qk_norm != "joint"
+        return same and self.n_kv_heads == self.n_heads and self.d_head == old.d_head
+
+    @torch.no_grad()
+    def take_heads(self, old: "Attention", heads: Sequence[int]) -> None:
+        """Begin as some heads, as many as there are, of a layer of which this can be a part."""
+        chosen, d = list(heads), self.d_head
+        for name, weight in self.qkv.named_parameters():
+            rows = old._by_head(old.qkv.get_parameter(name))
+            weight.copy_(torch.cat([t[chosen].flatten(0, 1) for t in rows]))
+        self.out_proj.weight.copy_(old.out_proj.weight.unflatten(1, (-1, d))[:, chosen].flatten(1))
+        weights = old.state_dict()
+        rest = {n: weights[n] for n in self.state_dict() if n == "out_proj.bias" or "norm" in n}
+        self.load_state_dict(rest, strict=False)
 
     past_visible = math.inf
 

@@ -84,6 +84,10 @@ class HeadMaps(NamedTuple):
     k: Float[Tensor, "head d_head d_model"]
     v: Float[Tensor, "head d_head d_model"]
 
+    def of(self, heads: Sequence[int]) -> "HeadMaps":
+        """The maps of some heads."""
+        return HeadMaps(*(each[list(heads)] for each in self))
+
 
 class TakesHeads(ABC):
     """A recurrence that begins better with the queries, keys and values of attention.

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, require_same_width
 from stateline.layers.compose import Composite, Stack
 from stateline.layers.linear import Linear
@@ -40,6 +41,9 @@ class Parallel(Composite):
     Args:
         core: A stack of the layers :math:`f_i`; any other layer stands alone.
         join: How the outputs are joined.
+        keeps: In a model that starts from another, for attention in place of more heads of
+            attention: the numbers of the heads that stay, from 0, such as ``"1 4"``; by default the
+            first ones. A recurrence beside it begins with the others.
         norm_eps: Added to the mean square in the norm, and to the standard deviations.
 
     References:
@@ -53,12 +57,22 @@ class Parallel(Composite):
     is_mixer: ClassVar[bool] = True
     takes_several: ClassVar[bool] = True
 
-    def __init__(self, core: AnyLayer, *, join: Join = "sum", norm_eps: NotNegative = 1e-6) -> None:
+    def __init__(
+        self,
+        core: AnyLayer,
+        *,
+        join: Join = "sum",
+        keeps: str | int = "",
+        norm_eps: NotNegative = 1e-6,
+    ) -> None:
         super().__init__(core.d_model)
         self.core = core if isinstance(core, Stack) else Stack(core)
         for layer in self.links:
             require_same_width(layer)
         self.join, self.norm_eps, self.causal = join, norm_eps, core.causal
+        self.keeps = [int(word) for word in str(keeps).split() if word.isdecimal()]
+        if len({*self.keeps}) != len(str(keeps).split()):
+            raise InputError(f'keeps must be different numbers, such as "1 4", got {keeps!r:.60}')
         width, count = core.d_model, len(self.links)
         normed = count if join in ("norm", "hymba") else 0
         self.norms = nn.ModuleList(nn.RMSNorm(width, eps=norm_eps) for _ in range(normed))
