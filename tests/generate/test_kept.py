@@ -183,7 +183,20 @@ HOSTILE: list[tuple[Callable[[Kept], Kept], str]] = [
     (lambda k: session_with(k, seen=k.session.seen.int()), "seen is torch.int32, not torch.bool"),
     (lambda k: model_with(k, position=k.session.model.position - 99), "position is negative"),
     (lambda k: k._replace(text=k.text._replace(text=k.text.text + 200)), "its held text must be"),
+    (lambda k: counted(k, 2**62, 2**62), "it holds fewer than 46116860184273[0-9]* tokens"),
+    (lambda k: counted(k, 10**6, 10**6), "it holds fewer than 100000. tokens"),
+    (lambda k: counted(k, 10**6, 0), "it holds fewer than 100000. tokens"),
+    (lambda k: counted(k, 0, 10**6), r"its .*length is 10000.. after . tokens"),
+    (lambda k: counted(k, 0, -99), r"length is negative"),
 ]
+
+
+def counted(kept: Kept, read: int, length: int) -> Kept:
+    """The position and the length of the keys and values, enlarged."""
+    model = kept.session.model
+    keys, *others = model.layers
+    keys = keys._replace(length=keys.length + length)
+    return model_with(kept, position=model.position + read, layers=(keys, *others))  # type: ignore[arg-type]
 
 
 def session_with(kept: Kept, **values: torch.Tensor) -> Kept:

@@ -488,3 +488,13 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
         save_state(path, after(layer, 6), layer)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("length", [3, 10**6, 2**62])
+def test_a_length_beyond_the_slots_is_refused(length: int, tmp_path: Path) -> None:
+    """With the right hash: steps would write outside of the keys and values."""
+    layer = Attention(8, n_heads=2)
+    state = layer.forward_chunk(torch.zeros(1, 2, 8), layer.init_state(1))[1]
+    save_state(tmp_path / "state", state._replace(length=torch.tensor([length])), layer)
+    with pytest.raises(InputError, match=r"is damaged: .* (tokens|slots); save it again"):
+        load_state(tmp_path / "state", layer)

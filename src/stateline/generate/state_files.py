@@ -9,7 +9,7 @@ from stateline.errors import InputError
 from stateline.files import regular_file
 from stateline.generate.session import SessionState, template
 from stateline.generate.text import HeldText
-from stateline.layers.state import Fingerprint, load_state, state_fault
+from stateline.layers.state import Fingerprint, count_fault, load_state, state_fault
 from stateline.models.language_model import LanguageModel
 
 
@@ -44,7 +44,8 @@ def load_kept(
         return Kept(template(model, capacity), HeldText(nothing, nothing))
 
     kept: Kept = load_state(path, model, force=force, template=empty, known=known)
-    if fault := state_fault(kept, empty, rows=1) or _range_fault(kept, model):
+    fault = state_fault(kept, empty, rows=1) or _range_fault(kept, model)
+    if fault := fault or count_fault(kept.session.model, model):
         raise InputError(f"{path} is damaged: {fault}; save it again")
     return kept
 

@@ -37,6 +37,9 @@ Fingerprint = Mapping[str, str]
 
 _FORMAT = "stateline-state-3"
 
+_MOST = 1 << 53
+"""No state has read so many tokens."""
+
 
 class ForeignState(InputError):
     """A state in a file is one of another model."""
@@ -325,6 +328,8 @@ def load_state(
         raise InputError(
             f"{path} does not fit: {fault}; load it with the model that saved it, or save another"
         )
+    if template is None and (fault := count_fault(state, layer)):
+        raise InputError(f"{path} is damaged: {fault}; save it again")
     if metadata.get("content") != _digest(state):
         raise InputError(f"{path} is damaged: its numbers differ from those saved; save it again")
     return to(state, device=next(layer.parameters(), torch.empty(0)).device)
@@ -430,6 +435,41 @@ def state_fault(state: State, template: Callable[[int], State], *, rows: int | N
         if rows is not None and not floats and leaf.numel() and leaf.min() < 0:
             return f"its {name} is negative"
     return ""
+
+
+def count_fault(state: State, layer: Any) -> str:
+    """The first counter of tokens that does not agree with what a state holds; empty if all do.
+
+    A counter that is too large would let steps write outside of the state's tensors, or reserve
+    memory for tokens that nobody has read.
+    """
+    least, roomy = (layer.init_state(1, capacity=n) for n in (0, 1))
+    leaves, own = named_leaves(state), leaves_of(least)
+    counters = [(n, x) for n, x in leaves if x.numel() and x.dtype == torch.int64]
+    read = getattr(state, "position", None)
+    for name, counter in counters:
+        if counter.min() < 0:
+            return f"its {name} is negative"
+        if read is not None and counter.shape == read.shape and bool((counter > read).any()):
+            return f"its {name} is {int(counter.max())} after {int(read.max())} tokens"
+    most = max((int(counter.max()) for _, counter in counters), default=0)
+    held = sum(x.numel() * of.element_size() for (_, x), of in zip(leaves, own, strict=True))
+    if counters and (most >= _MOST or layer.state_bytes(most) * len(counters[0][1]) > held):
+        return f"it holds fewer than {most} tokens"
+    return _overfull(state, least, roomy)
+
+
+def _overfull(state: State, least: State, roomy: State) -> str:
+    """The first length that is beyond the slots beside it."""
+    if isinstance(state, Tensor):
+        return ""
+    length: Any = getattr(state, "length", None)
+    parts = list(zip(state, least, roomy, strict=True))
+    for part, *sizes in parts if isinstance(length, Tensor) and length.numel() else ():
+        grows = sizes_of(*sizes)[1:] if isinstance(part, Tensor) else ()
+        if None in grows and int(length.max()) > (slots := part.shape[1 + grows.index(None)]):
+            return f"a length is {int(length.max())}, beyond its {slots} slots"
+    return next(filter(None, (_overfull(*part) for part in parts)), "")
 
 
 def sizes_of(least: Tensor, roomy: Tensor) -> tuple[int | None, ...]:
