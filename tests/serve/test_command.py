@@ -7,15 +7,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from starlette.applications import Starlette
 from torch.utils import _pytree as pytree
 
 from stateline.cli import main
-from stateline.generate import PrefixStates, load_run, trained_length
+from stateline.generate import PrefixStates
 from stateline.generate.session import Session
 from stateline.models.checkpoint import load_model, save_model
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
 from tests.serve.running import Client, opinionated
 
 pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.cpu]
@@ -81,21 +85,33 @@ def test_a_server_that_is_stopped_says_what_became_of_its_states(
     assert process.returncode == 128 + number
 
 
-def test_the_models_longest_text_is_the_limit(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=256,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=77,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    model, _ = load_run(tmp_path / "llama")
-    assert trained_length(model, tmp_path / "llama") == 77
-    save_model(opinionated("lstm"), tmp_path / "tiny")
-    assert trained_length(load_model(tmp_path / "tiny"), tmp_path / "tiny") is None
+@pytest.mark.parametrize(
+    ("settings", "options", "longest"),
+    [
+        ({}, (), 1 << 20),
+        ({"max_len": 70}, (), 70),
+        ({"trained_len": 77}, (), 77),
+        ({"trained_len": 77}, ("--max_length", "99"), 99),
+    ],
+)
+def test_the_models_longest_text_is_the_limit(
+    settings: dict[str, int],
+    options: tuple[str, ...],
+    longest: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unserved:
+        def __init__(self, app: Starlette) -> None:
+            assert app.state.service.limits.length == longest
+
+        def run(self, sockets: Any) -> None:
+            sockets[0].close()
+
+    monkeypatch.setattr("stateline.serve.make_server", Unserved)
+    model = LanguageModel(ModelConfig("attention(position=rope)", 256, 8, **settings))
+    save_model(model, tmp_path / "tiny")
+    assert main(["serve", str(tmp_path / "tiny"), "--port", "0", *options]) == 0
 
 
 def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

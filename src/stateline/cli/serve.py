@@ -51,14 +51,14 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         raise InputError(
             f"serving needs the package {error.name}: pip install 'stateline[serve]'"
         ) from error
-    from stateline.generate import PrefixStates, trained_length
+    from stateline.generate import PrefixStates
 
     model, tokenizer = open_model(given)
     limits = Limits(
         rows=given.max_rows,
         waiting=given.max_waiting,
         new_tokens=given.max_new_tokens,
-        length=given.max_length or trained_length(model, given.run) or LONGEST,
+        length=given.max_length or model.max_len or model.config.trained_len or LONGEST,
         seconds=given.max_seconds,
         memory=given.max_memory << 20,
     )

@@ -6,7 +6,7 @@ from stateline.generate.model import Model, load
 from stateline.generate.prefixes import PrefixStates, Read
 from stateline.generate.random import uniform
 from stateline.generate.reading import prefill_chunks, read_ragged, token_chunks
-from stateline.generate.runs import NumberTokenizer, growing_layers, load_run, trained_length
+from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
 from stateline.generate.sampling import GREEDY, Penalties, Sampling, choose, pick, probabilities
 from stateline.generate.session import Choice, Session, SessionState, extend, prefill, seeded
 from stateline.generate.speculative import AHEAD, Speculation
@@ -51,6 +51,5 @@ __all__ = [
     "seeded",
     "stream",
     "token_chunks",
-    "trained_length",
     "uniform",
 ]

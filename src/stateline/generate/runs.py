@@ -11,7 +11,6 @@ from jaxtyping import Int
 from stateline.data import ByteTokenizer, Tokenizer, load_tokenizer
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
-from stateline.files import read_json_object
 from stateline.layers.compose import title
 from stateline.models.checkpoint import CONFIG, check_kind, load_any, model_path
 from stateline.models.config import ModelConfig
@@ -97,16 +96,6 @@ def read_model_config(folder: str | Path) -> ModelConfig:
     """
     home = find_model(folder)
     return published_config(home) if is_published(home) else read_config(home / CONFIG)
-
-
-def trained_length(model: LanguageModel, folder: str | Path) -> int | None:
-    """Tokens of the longest text that a model was made for, as far as it or its folder says."""
-    home = find_model(folder)
-    if model.max_len is not None or not is_published(home):
-        return model.max_len
-    config = (home.parent if home.is_file() else home) / CONFIG
-    length = read_json_object(config, "configuration").get("max_position_embeddings")
-    return length if isinstance(length, int) and length > 0 else None
 
 
 def tokenizer_places(home: Path) -> list[Path]:
