@@ -206,7 +206,7 @@ def test_zero_biases_of_convolutions_are_kept_on_the_way_back(name: str, tmp_pat
 
 def test_a_field_that_is_not_known_is_refused_by_name_unless_it_is_null(tmp_path: Path) -> None:
     saved("llama", tmp_path)
-    message = "something=3 has no counterpart here: .* leave it out with --settings"
+    message = "something=3 has no counterpart here: .* convert it with --settings"
     with pytest.raises(InputError, match=message):
         load_pretrained(tmp_path, settings={"something": 3})
     assert load_pretrained(tmp_path, settings={"something": None}).config.d_model == 32
