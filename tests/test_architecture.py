@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ import pytest
 
 import stateline
 from stateline import tasks
+from stateline.layers import LAYERS, WRAPPERS
 
 SOURCE = Path(stateline.__file__).parent
 FILES = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
@@ -282,3 +284,29 @@ def test_help_needs_no_torch() -> None:
     guilty, commands = json.loads(done.stdout)
     assert commands
     assert guilty == {}
+
+
+def test_no_layer_is_named_outside_of_layers() -> None:
+    """But where published weights are read, weights are set by a proof, and heads are moved.
+
+    What a part needs to know of a layer is an attribute or a method that every layer may have.
+    """
+    classes = {kind.__name__ for table in (LAYERS, WRAPPERS) for kind in table.values()}
+    for path, text in FILES.items():
+        if path.startswith(
+            ("layers/", "models/convert/", "models/constructions/", "models/starts")
+        ):
+            continue
+        imported = {
+            alias.name
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stateline.lay")
+            for alias in node.names
+        }
+        assert not imported & classes, path
+
+
+def test_no_metric_is_known_by_the_end_of_its_name() -> None:
+    """A task says itself that it scores a share."""
+    for path, text in FILES.items():
+        assert not re.search(r"metric\.(ends|starts)with", text), path

@@ -86,8 +86,7 @@ class Seeds:
             for (of, label), own in self._scores.items()
             if of == group
         }
-        shares = task.metric.endswith("accuracy")
-        problems = task.problems_scored(EVAL_BATCHES) if shares else 0
+        problems = task.problems_scored(EVAL_BATCHES) if task.scores_share else 0
         kind = Kind(task.higher_is_better, problems, task.solved_at)
         found = judge(scores, kind, looks=self.looks)
         best = found.order[:1]

@@ -146,6 +146,7 @@ class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
             ``forward(x, lengths)`` alone, without states: see
             :class:`~stateline.layers.Bidirectional`.
         wants_feed_forward: Whether a block of this layer is followed by a feed-forward.
+        is_feed_forward: Whether the layer takes the place of a feed-forward.
         is_mixer: Whether a wrapper stands in a block of its own, as a mixer does, and its core has
             no residual branches.
         takes_several: Whether a wrapper takes several patterns; its core is then a stack of them.
@@ -153,6 +154,10 @@ class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
             contains it is cast to half precision.
         optimizer_groups: Optimizer group (``"ssm"`` or ``"no_decay"``) of the layer's own
             parameters, by name, where it is not the default.
+        maps: Names of the layer's own parameters that are weights of linear maps, its last map
+            last: they begin, and are updated, as those of ``nn.Linear``.
+        balances: Whether the layer counts in training which of its experts positions use: see
+            :class:`~stateline.layers.MoE`.
         any_batch_axes: Whether inputs may have any number of batch axes instead of one.
         packs: Whether ``_forward`` and ``_forward_chunk`` take ``starts`` themselves: composite
             layers pass it on, and some kernels reset the state at each document. For all other
@@ -171,9 +176,12 @@ class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
     """
 
     wants_feed_forward: ClassVar[bool] = True
+    is_feed_forward: ClassVar[bool] = False
     is_mixer: ClassVar[bool] = False
     takes_several: ClassVar[bool] = False
     optimizer_groups: ClassVar[Mapping[str, str]] = {}
+    maps: ClassVar[tuple[str, ...]] = ()
+    balances: ClassVar[bool] = False
     any_batch_axes: ClassVar[bool] = False
     packs: ClassVar[bool] = False
     chooses: ClassVar[bool] = False

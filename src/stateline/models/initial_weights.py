@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
-from stateline.layers import Attention, Branch, FeedForward, MoE, SlidingAttention
+from stateline.layers import Branch
+from stateline.layers.context import AttendsToContext
+from stateline.layers.mixers.feed_forward import Positionwise
 from stateline.models.config import Init
 
 
@@ -22,7 +24,7 @@ class _Scheme(NamedTuple):
 
     linear: float | Literal["width", "fan_in"] | None
     embedding: float | Literal["width"]
-    scaled: tuple[type[nn.Module], ...]
+    scaled: tuple[type, ...]
 
 
 _ALL = (nn.Module,)
@@ -31,7 +33,7 @@ _SCHEMES: Mapping[Init, _Scheme] = {
     "width": _Scheme("width", "width", _ALL),
     "gpt2": _Scheme(0.02, 0.02, _ALL),
     # The official code misses the name of H3's output map, and of S4D's, in this step.
-    "h3": _Scheme(0.02, 0.02, (Attention, SlidingAttention, FeedForward, MoE)),
+    "h3": _Scheme(0.02, 0.02, (AttendsToContext, Positionwise)),
     "neox": _Scheme(0.02, 0.02, ()),
     "mamba": _Scheme(None, 0.02, _ALL),
     "staircase": _Scheme(None, 1.0, _ALL),
@@ -79,20 +81,20 @@ def initialise(model: nn.Module, d_model: int, init: Init = "width") -> None:
         last = getattr(layer, "out_proj", None)
         if isinstance(last, nn.Linear) and isinstance(layer, scheme.scaled):
             _scale_down(last, scheme, d_model, branches**0.5)
-        if isinstance(layer, MoE):
-            root = branches**0.5 if isinstance(layer, scheme.scaled) else 1.0
-            _draw_experts(layer, scheme, d_model, root)
+        maps = [getattr(layer, name) for name in getattr(layer, "maps", ())]
+        for weight in maps:
+            scaled = weight is maps[-1] and isinstance(layer, scheme.scaled)
+            _draw(weight, scheme, d_model, branches**0.5 if scaled else 1.0)
 
 
-def _draw_experts(layer: MoE, scheme: _Scheme, d_model: int, root: float) -> None:
-    """Draw the maps of experts like the maps of a feed-forward."""
-    for weight, divisor in ((layer.in_weight, 1.0), (layer.out_weight, root)):
-        d_input = weight.shape[-1]
-        if scheme.linear is None:
-            bound = d_input**-0.5 / divisor
-            nn.init.uniform_(weight, -bound, bound)
-        else:
-            nn.init.normal_(weight, std=_deviation(scheme.linear, d_model, d_input) / divisor)
+def _draw(weight: Tensor, scheme: _Scheme, d_model: int, divisor: float) -> None:
+    """Draw a map that a layer owns like those of ``nn.Linear``."""
+    d_input = weight.shape[-1]
+    if scheme.linear is None:
+        bound = d_input**-0.5 / divisor
+        nn.init.uniform_(weight, -bound, bound)
+    else:
+        nn.init.normal_(weight, std=_deviation(scheme.linear, d_model, d_input) / divisor)
 
 
 def _scale_down(last: nn.Linear, scheme: _Scheme, d_model: int, root: float) -> None:

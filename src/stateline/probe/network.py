@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer
-from stateline.layers.mixers.channel_mixing import ChannelMixing
-from stateline.layers.mixers.feed_forward import Positionwise
 from stateline.models.language_model import LanguageModel
 
 Stream = Float[Tensor, "rows length d_model"]
@@ -104,7 +102,7 @@ def _own_heads(link: AnyLayer) -> list[Heads]:
     found = []
     for layer in link.modules():
         last = getattr(layer, "out_proj", None)
-        if isinstance(last, nn.Linear) and not isinstance(layer, Positionwise | ChannelMixing):
+        if isinstance(last, nn.Linear) and not getattr(layer, "is_feed_forward", False):
             count = int(getattr(layer, "n_heads", 1))
             found.append(Heads(last, count, last.in_features // count))
     return found

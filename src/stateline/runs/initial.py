@@ -14,8 +14,6 @@ from stateline.files import sha256
 from stateline.generate.runs import find_model, load_any_run, own_tokenizer, read_model_config
 from stateline.layers import SequenceLayer
 from stateline.layers.compose import ParallelResidual, inside
-from stateline.layers.mixers.channel_mixing import ChannelMixing
-from stateline.layers.mixers.feed_forward import Positionwise
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model, meta_model
 from stateline.models.language_model import LanguageModel
@@ -98,7 +96,7 @@ def _places(config: ModelConfig) -> list[list[bool]]:
     """For each part of the stack, which of its layers are feed-forwards."""
     parts = meta_model(config).stack.links
     branches = (p.links if isinstance(p, ParallelResidual) else [inside(p)] for p in parts)
-    return [[isinstance(layer, Positionwise | ChannelMixing) for layer in b] for b in branches]
+    return [[layer.is_feed_forward for layer in b] for b in branches]
 
 
 def check_tokenizer(task: Any, folder: str) -> None:

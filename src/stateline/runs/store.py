@@ -49,7 +49,7 @@ def outline(jobs: Sequence[Job], tasks: Mapping[str, Task], command: str) -> Res
 
 def describe_task(spec: str, task: Task) -> TaskRecord:
     """The description of a task in results."""
-    name, shares = parse_pattern(spec)[0].name, task.metric.endswith("accuracy")
+    name, shares = parse_pattern(spec)[0].name, task.scores_share
     return TaskRecord(
         spec=spec,
         name=name,

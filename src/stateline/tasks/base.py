@@ -127,6 +127,8 @@ class Task(ABC):
         about: What a good or bad score shows and does not show, in one or two sentences.
         metric: Name of the score that tables show.
         higher_is_better: Whether a larger score is better.
+        scores_share: Whether the metric is the share of answers or labels that are right, so that
+            guesses have a score, and the number of problems tells the error of the score.
         solved_at: Score at the training length from which the task counts as solved; then scores at
             other lengths measure generalisation. ``None`` if the task is never solved.
         training: Keywords of the training configuration that suit the task.
@@ -149,6 +151,7 @@ class Task(ABC):
     about: ClassVar[str] = ""
     metric: str
     higher_is_better: bool = True
+    scores_share: bool = False
     solved_at: ClassVar[float | None] = None
     training: ClassVar[Settings] = {}
     drawn: ClassVar[bool] = False
@@ -289,6 +292,7 @@ class GeneratedTask(Task):
             it, in one pass, instead of from the decoded ones. Errors then do not propagate.
     """
 
+    scores_share = True
     drawn = decodes = True
     problems_per_batch: ClassVar[int] = 64
     teacher_forcing: bool = False
@@ -430,6 +434,7 @@ class LabelledTask(Task):
         times: Lengths to score at, as multiples of the training length.
     """
 
+    scores_share = True
     drawn = True
     metric = "accuracy"
     solved_at = 0.97

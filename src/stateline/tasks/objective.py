@@ -29,7 +29,7 @@ class Classes:
 
     metric: str = "accuracy"
     scores: ClassVar[tuple[str, ...]] = ("accuracy",)
-    higher_is_better = True
+    higher_is_better = scores_share = True
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -80,6 +80,7 @@ class Ranked(Classes):
 
     metric = "auroc"
     scores = ("auroc", "accuracy")
+    scores_share = False
 
     def __init__(self, names: Sequence[str]) -> None:
         if len(names) != 2:
@@ -125,7 +126,7 @@ class Values:
     """
 
     scores = ("l1", "l2", "r2")
-    higher_is_better = False
+    higher_is_better = scores_share = False
 
     def __init__(
         self, loss: Literal["l1", "l2"], mean: np.ndarray, deviation: np.ndarray, *, each: bool

@@ -83,6 +83,7 @@ class RowsTask(Task):
             )
         self.training_rows, self.held_out_rows, self.objective = training, held_out, objective
         self.metric, self.higher_is_better = objective.metric, objective.higher_is_better
+        self.scores_share = objective.scores_share
         first = training.inputs[0]
         self.n_channels = first.shape[1] if first.ndim == 2 else 0
         self.train_length = max(map(len, [*training.inputs, *held_out.inputs]))

@@ -32,8 +32,6 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.generate.runs import load_run
 from stateline.layers.compose import inside
-from stateline.layers.mixers.channel_mixing import ChannelMixing
-from stateline.layers.mixers.feed_forward import Positionwise
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
 from stateline.models.starts import replaced
@@ -124,7 +122,7 @@ def _end(model: LanguageModel, block: int) -> int:
     """The next block with a mixer, or the number of blocks."""
     links = model.stack.links
     later = range(block + 1, len(links))
-    mixes = (n for n in later if not isinstance(inside(links[n]), Positionwise | ChannelMixing))
+    mixes = (n for n in later if not inside(links[n]).is_feed_forward)
     return next(mixes, len(links))
 
 

@@ -16,7 +16,6 @@ from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.files import append_line, finite
 from stateline.generate.session import OutputIsNaN, check_model
-from stateline.layers import MoE
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
@@ -114,9 +113,9 @@ def _in_training(model: AnyModel, config: TrainConfig) -> Iterator[None]:
     finally:
         checkpoint_activations(model.stack, False)
         model.eval()
-        for module in model.modules():
-            if isinstance(module, MoE):
-                module.positions = module.uses = None
+        mixtures: list[Any] = [m for m in model.modules() if getattr(m, "balances", False)]
+        for mixture in mixtures:
+            mixture.positions = mixture.uses = None
 
 
 class Trainer:

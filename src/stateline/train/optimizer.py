@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from stateline.layers import MoE
 from stateline.train.config import TrainConfig
 
 MATRICES = "matrices"
@@ -65,11 +64,10 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
 
 
 def _hidden_matrices(model: nn.Module) -> set[Tensor]:
-    """Weights of the linear maps in a model's stack, including the weights of experts."""
+    """Weights of the linear maps in a model's stack, including those that layers own."""
     modules = list(getattr(model, "stack", nn.Module()).modules())
-    experts = [module for module in modules if isinstance(module, MoE)]
     return {module.weight for module in modules if isinstance(module, nn.Linear)} | {
-        weights for module in experts for weights in (module.in_weight, module.out_weight)
+        getattr(module, name) for module in modules for name in getattr(module, "maps", ())
     }
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from stateline.devices import log_bfloat16_rate
-from stateline.layers import MoE
 from stateline.layers.state import detach, trim
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
@@ -63,12 +62,11 @@ class Updater:
         self.segment = processes.wrap(segment, processes.shards(config))
         self.optimizer = make_optimizer(model, config)
         self.parameters = list(model.parameters())
-        self.mixtures = [module for module in model.modules() if isinstance(module, MoE)]
-        self.uses = {
-            mixture: torch.zeros_like(mixture.correction, requires_grad=True)
-            for mixture in self.mixtures
-            if mixture.correction is not None and mixture.router.weight.requires_grad
-        }
+        self.mixtures: list[Any] = [
+            module for module in model.modules() if getattr(module, "balances", False)
+        ]
+        every = {mixture: mixture.new_uses() for mixture in self.mixtures}
+        self.uses = {mixture: uses for mixture, uses in every.items() if uses is not None}
         for mixture, uses in self.uses.items():
             mixture.uses = uses
         self.state: Any = None

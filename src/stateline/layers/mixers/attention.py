@@ -193,7 +193,11 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
     def can_be_part_of(self, old: "Attention") -> bool:
         """Whether the heads are like some of another layer, and share no keys."""
         own = self.settings
-        sizes = {"n_heads": own.n_heads, "n_kv_heads": own.n_kv_heads, "d_head": own.d_head}
+        sizes: dict[str, Any] = {
+            "n_heads": own.n_heads,
+            "n_kv_heads": own.n_kv_heads,
+            "d_head": own.d_head,
+        }
         same = replace(old.settings, **sizes) == own and own.qk_norm != "joint"
         return same and self.n_kv_heads == self.n_heads and self.d_head == old.d_head
 

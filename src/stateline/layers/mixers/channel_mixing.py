@@ -52,6 +52,7 @@ class ChannelMixing(SequenceLayer[ChannelMixingState]):
     """
 
     wants_feed_forward = False
+    is_feed_forward = True
     keeps_float32 = True
     packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"mix": "no_decay"}

@@ -50,6 +50,7 @@ class Positionwise(SequenceLayer[tuple[()]]):
     """
 
     wants_feed_forward = False
+    is_feed_forward = True
     any_batch_axes = True
     packs = True
 

@@ -126,6 +126,8 @@ class MoE(Positionwise):
     chooses: ClassVar[bool] = True
     """Small changes of an input may change which experts are used, and so much of the output."""
 
+    maps: ClassVar[tuple[str, ...]] = ("in_weight", "out_weight")
+    balances: ClassVar[bool] = True
     settings: MoESettings
     correction: Tensor | None
 
@@ -175,6 +177,12 @@ class MoE(Positionwise):
             return y
         always = self.always(x)
         return y + (always if self.gate is None else self.gate(x).sigmoid() * always)
+
+    def new_uses(self) -> Tensor | None:
+        """Zeros for :attr:`uses`; ``None`` if training does not correct the router."""
+        if self.correction is None or not self.router.weight.requires_grad:
+            return None
+        return torch.zeros_like(self.correction, requires_grad=True)
 
     @torch.no_grad()
     def correct(self, uses: Tensor) -> None:
