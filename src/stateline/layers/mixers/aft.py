@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
+from stateline.ops.containment import contained
 from stateline.settings import Count
 
 _NOTHING = -1e30
@@ -89,32 +90,44 @@ class AFT(SequenceLayer[AFTState]):
         return AFTState(level, sums, torch.full_like(past, _NOTHING), past)
 
     def _forward_chunk(self, x: Tensor, state: AFTState) -> tuple[Tensor, AFTState]:
+        weights = self.distance.repeat_interleave(self.d_model // self.n_heads, 0)
         q, k, v = self.qkv(x).chunk(3, dim=-1)
-        keys = torch.cat([state.keys, k.to(state.keys.dtype)], dim=1)
-        values = torch.cat([state.values, v.to(state.values.dtype)], dim=1)
-        sums = torch.stack([values, torch.ones_like(values)], dim=-1)
-        length, last = x.shape[1], self.window - 1
-        # What has left the window before token t: the state and the first t of these tokens.
-        left = _running(
-            Weighted(
-                torch.cat([state.level[:, None], keys[:, :length]], dim=1),
-                torch.cat([state.sums[:, None], sums[:, :length]], dim=1),
-            )
-        )
-        total = Weighted(left.level[:, :-1], left.sums[:, :-1])
-        weights = self.distance.to(keys.dtype).repeat_interleave(self.d_model // self.n_heads, 0)
-        for distance, weight in enumerate(weights.T):
-            own = slice(last - distance, last - distance + length)
-            total = total.and_also(Weighted(keys[:, own] + weight, sums[:, own]))
-        value, weight = total.sums.unbind(dim=-1)
-        y = self.out_proj(q.sigmoid() * (value / weight).to(q.dtype))
-        after = (left.level[:, -1], left.sums[:, -1], keys[:, length:], values[:, length:])
-        return y, AFTState(*(part.clone() for part in after))
+        y, after = _means(q, k, v, weights, state)
+        return self.out_proj(y), after
 
     def flops_per_token(self, length: int) -> float:
         """Maps, and per channel 12 operations for each distance and 11 to join two sums."""
         joined = sum(length + 1 - 2**i for i in range(length.bit_length())) / length
         return super().flops_per_token(length) + (12.0 * self.window + 11.0 * joined) * self.d_model
+
+
+@contained()
+def _means(
+    q: Float[Tensor, "batch length d_model"],
+    k: Float[Tensor, "batch length d_model"],
+    v: Float[Tensor, "batch length d_model"],
+    weights: Float[Tensor, "d_model window"],
+    state: AFTState,
+) -> tuple[Float[Tensor, "batch length d_model"], AFTState]:
+    """Gated means of the values, and the state after them."""
+    keys = torch.cat([state.keys, k.to(state.keys.dtype)], dim=1)
+    values = torch.cat([state.values, v.to(state.values.dtype)], dim=1)
+    sums = torch.stack([values, torch.ones_like(values)], dim=-1)
+    length, last = k.shape[1], state.keys.shape[1]
+    # What has left the window before token t: the state and the first t of these tokens.
+    left = _running(
+        Weighted(
+            torch.cat([state.level[:, None], keys[:, :length]], dim=1),
+            torch.cat([state.sums[:, None], sums[:, :length]], dim=1),
+        )
+    )
+    total = Weighted(left.level[:, :-1], left.sums[:, :-1])
+    for distance, weight in enumerate(weights.to(keys.dtype).T):
+        own = slice(last - distance, last - distance + length)
+        total = total.and_also(Weighted(keys[:, own] + weight, sums[:, own]))
+    value, weight = total.sums.unbind(dim=-1)
+    after = (left.level[:, -1], left.sums[:, -1], keys[:, length:], values[:, length:])
+    return q.sigmoid() * (value / weight).to(q.dtype), AFTState(*(part.clone() for part in after))
 
 
 def _running(parts: Weighted) -> Weighted:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
@@ -189,24 +189,27 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         Rows end their blocks at different times: a row that has not reached an end keeps its
         vectors.
         """
-        window, r = self.window, state.vectors
+        window, (r, lost) = self.window, _finite(state.vectors)
         phase = state.length % window
         # With gradients, every parameter takes part in every call: distributed training needs it.
         may_look = values_at_hand(r) or (length == 1 and not torch.compiler.is_compiling())
         may_skip = may_look and not torch.is_grad_enabled()
         q, context = self._project(r, tokens.k.dtype)
-        seen = [context]
+        seen = [_spoilt(context, lost)]
         for end in range(window, length + window, window):
             stop = end - phase  # tokens of the chunk up to the end of the block
             ended = stop <= length
             if may_skip and not ended.any():
-                seen.append(context)
+                seen.append(seen[-1])
                 continue
-            updated = self._updated(r, q, context, *self._two_blocks(tokens, stop, state.length))
+            (k, v), there = self._two_blocks(tokens, stop, state.length)
+            (k, no_key), (v, no_value) = _finite(k), _finite(v)
+            updated = self._updated(r, q, context, Context(k, v), there)
             r = torch.where(ended[:, None, None], updated, r)
+            lost = lost | (ended & (no_key | no_value))
             q, context = self._project(r, tokens.k.dtype)
-            seen.append(context)
-        return seen, r.clone() if r is state.vectors else r  # no two states share memory
+            seen.append(_spoilt(context, lost))
+        return seen, r.masked_fill(lost[:, None, None], torch.nan)
 
     def _two_blocks(
         self, tokens: Context, stop: Int[Tensor, " batch"], before: Int[Tensor, " batch"]
@@ -239,3 +242,18 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         if self.feed is None or self.feed_norm is None:
             return r
         return self.feed(r, self.feed_norm(r.to(self.ids.dtype)))
+
+
+def _finite(x: Tensor) -> tuple[Tensor, Bool[Tensor, " batch"]]:
+    """A tensor with zeros in the rows that are not finite, and these rows.
+
+    Gradients flow back through all updates, also those of later blocks: zero times infinity must
+    not come up in them.
+    """
+    lost = ~x.isfinite().flatten(1).all(dim=1)
+    return x.masked_fill(lost.view(-1, *[1] * (x.ndim - 1)), 0.0), lost
+
+
+def _spoilt(context: Context, lost: Bool[Tensor, " batch"]) -> Context:
+    """Keys and values of state vectors, NaN in rows that have read something not finite."""
+    return Context(*(x.masked_fill(lost[:, None, None, None], torch.nan) for x in context[:2]))

@@ -1,26 +1,40 @@
 """Channel mixing of RWKV-7: a feed-forward that also reads the token before."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.linear import Linear
+from stateline.ops.containment import Reach, Values, contained, reach
 from stateline.settings import Count
 
 
-def shifted(x: Tensor, before: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor]:
+def shifted(x: Tensor, before: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
     """The token before each token, zero where a document begins; and a copy of the last token."""
-    inputs = torch.cat([before[:, None].to(x.dtype), x], dim=1)
-    earlier = inputs[:, :-1]
-    if begins is not None:
-        earlier = earlier.masked_fill(begins[..., None], 0.0)
-    return earlier, inputs[:, -1].clone()
+    last = x[:, -1] if x.shape[1] else before.to(x.dtype)
+    return _earlier(x, before, starts), last.clone()
+
+
+def _with_own(values: Values, shape: Sequence[int], before: int) -> Reach:
+    """A token's own input counts, too: with it, the token before enters the output."""
+    first, last = reach(values, shape, before)
+    return Reach(first.maximum(last - 1), last)
+
+
+@contained(_with_own)
+def _earlier(
+    x: Float[Tensor, "batch length d_model"],
+    state: Float[Tensor, "batch d_model"],
+    starts: Bool[Tensor, "batch length"] | None,
+) -> Float[Tensor, "batch length d_model"]:
+    earlier = torch.cat([state[:, None].to(x.dtype), x[:, :-1]], dim=1)[:, : x.shape[1]]
+    return earlier if starts is None else earlier.masked_fill(starts[..., None], 0.0)
 
 
 class ChannelMixingState(NamedTuple):

@@ -102,11 +102,16 @@ def attend_to_all(
     *,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch query head d_head"]:
-    """Attention of every query of a row to every visible slot of the row."""
+    """Attention of every query of a row to every visible slot of the row.
+
+    A query that is not finite has no share in the gradients of keys and values: other queries,
+    of earlier tokens, read them, too.
+    """
     mask = None if seen is None else seen[:, None, None, :]
-    queries, keys, values = (t.to(q.dtype).transpose(1, 2) for t in (q, k, v))
+    lost = ~q.isfinite().all(dim=-1, keepdim=True)
+    queries, keys, values = (t.to(q.dtype).transpose(1, 2) for t in (q.masked_fill(lost, 0), k, v))
     found = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
-    return found.transpose(1, 2)
+    return found.transpose(1, 2).masked_fill(lost, torch.nan)
 
 
 def attend_by_block(

@@ -16,6 +16,7 @@ from stateline.layers.linear import Linear
 from stateline.layers.mixers.mamba2 import head_width
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.ops import LinearSignals, linear_attention
+from stateline.ops.containment import contained
 from stateline.ops.linear_attention import CHUNK
 from stateline.settings import Count, Factor, NotNegative
 
@@ -148,8 +149,8 @@ class Mamba3(SequenceLayer[Mamba3State]):
         if starts is not None:
             before = before.masked_fill(starts.mask[..., None], 0.0)
             each = F.pad(starts.mask[..., None], (0, self.mimo_rank - 1)).flatten(1)
-        after = F.pad(before, (0, 0, 0, 1))[:, 1:]
-        angle = _wrapped(self._angles(turn.double(), state.angle, starts))
+        after = _of_next(before)
+        angle = _wrapped(_angles(turn.double(), state.angle, starts))
         k, q = self._rotated(angle.to(u.dtype), b, c)
         v = _spread(u, self.mimo_in)
         pending = state.key.to(u.dtype).mT @ _spread(state.value.to(u.dtype), self.mimo_in)
@@ -186,16 +187,6 @@ class Mamba3(SequenceLayer[Mamba3State]):
         inside = 2.0 * (min(length * rank, CHUNK) + rank) * (keys + self.d_inner)
         between = 4.0 * self.d_state * self.d_inner
         return super().flops_per_token(length) + rank * (inside + between)
-
-    def _angles(self, turn: Tensor, before: Tensor, starts: Documents | None) -> Tensor:
-        """Sums of the turns since the document began."""
-        turned = turn.cumsum(dim=1)
-        if starts is None:
-            return before[:, None] + turned
-        first = torch.arange(turn.shape[1], device=turn.device) - starts.positions
-        first = first[..., None, None].expand_as(turned)
-        continued = starts.continued[..., None, None]
-        return turned - (turned - turn).gather(1, first) + continued * before[:, None]
 
     def _signals(self, x: Tensor, state: Mamba3State) -> tuple[Tensor, ...]:
         """Gate, inputs (..., head, d_head), B, C, decays, both weights, and turns of the angles."""
@@ -253,3 +244,31 @@ def _wrapped(angle: Tensor) -> Tensor:
 def _spread(x: Tensor, weight: Tensor | None) -> Tensor:
     """Channels of a head, scaled for each key or query of a token (..., head, rank, d_head)."""
     return x[..., None, :] if weight is None else x[..., None, :] * weight
+
+
+def _of_next(before: Tensor) -> Tensor:
+    """What the next token adds to a token, whose own output does not depend on it.
+
+    Neither a number that is not finite nor such a gradient crosses from one to the other: the next
+    token is spoilt by its own weight.
+    """
+    after = F.pad(before.where(before.isfinite(), 0.0), (0, 0, 0, 1))[:, 1:]
+    if after.requires_grad and not torch.compiler.is_compiling():
+        after.register_hook(lambda gradient: gradient.where(gradient.isfinite(), 0.0))
+    return after
+
+
+@contained()
+def _angles(
+    turn: Float[Tensor, "batch length head angle"],
+    state: Float[Tensor, "batch head angle"],
+    starts: Documents | None,
+) -> Float[Tensor, "batch length head angle"]:
+    """Sums of the turns since the document began."""
+    turned = turn.cumsum(dim=1)
+    if starts is None:
+        return state[:, None] + turned
+    first = torch.arange(turn.shape[1], device=turn.device) - starts.positions
+    first = first[..., None, None].expand_as(turned)
+    before = torch.where(starts.continued[..., None, None], state[:, None], 0.0)
+    return turned - (turned - turn).gather(1, first) + before

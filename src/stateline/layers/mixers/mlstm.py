@@ -126,6 +126,8 @@ class MLSTM(MatrixAttention):
         """
         if write.ndim == m.ndim:
             return m, torch.maximum(keep + m, write)
+        # A gate that is no number spoils its token by its key and its decay, not by the scales.
+        write, keep = write.nan_to_num(), keep.nan_to_num()
         if starts is not None:  # a document begins with scale one, whose logarithm is zero
             begins = starts.mask[..., None]
             write = torch.where(begins, torch.maximum(keep, write), write)
@@ -137,7 +139,8 @@ class MLSTM(MatrixAttention):
             after = torch.cat([after[:, :span], later], dim=1)
             total = torch.cat([total[:, :span], total[:, span:] + total[:, :-span]], dim=1)
             span *= 2
-        return after[:, :-1], after[:, 1:]
+        before = after[:, :-1]
+        return before if starts is None else before.masked_fill(begins, 0.0), after[:, 1:]
 
     def read(self, y: Tensor, gate: tuple[Tensor, Tensor]) -> Tensor:
         """Divide by the normaliser, normalise each head, and gate."""

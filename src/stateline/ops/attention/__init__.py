@@ -1,12 +1,15 @@
 """Causal softmax attention with a window and a linear bias per head."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.ops.bound import Backend, bound
+from stateline.ops.containment import Reach, contained
 from stateline.ops.declared import Dropout
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.op import Example, Op, Sizes
@@ -71,7 +74,19 @@ def heads_and_slots(q: Tensor, k: Tensor) -> str:
     return ""
 
 
+def seen(values: Mapping[str, Any], shape: Sequence[int], before: int) -> Reach:  # noqa: ARG001
+    """What queries see; of several windows, the widest counts."""
+    (start, _, windows, first), slots = values["mask"], values["k"].shape[1]
+    place = torch.arange(shape[1]).expand(*shape)
+    last = (place if start is None else start[:, None] + place).clamp(-1, slots - 1)
+    begin = torch.zeros_like(last) if first is None else first
+    if windows is not None and len(windows):
+        begin = begin.maximum(last - windows.max() + 1)
+    return Reach(begin.minimum(last + 1), last)
+
+
 @bound(OP, heads_and_slots)
+@contained(seen)
 def attention(
     q: Float[Tensor, "batch length head d_head"],
     k: Float[Tensor, "batch slot kv_head d_head"],

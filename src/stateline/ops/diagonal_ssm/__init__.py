@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound, checked_step, step_of
+from stateline.ops.containment import contained, every
 from stateline.ops.declared import precise_weights
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
@@ -59,6 +60,7 @@ def whole_readouts(u: Tensor, weights: Any) -> str:
 
 
 @bound(OP, whole_readouts, precise_weights, autocast=False)
+@contained()
 def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: DiagonalWeights,
@@ -109,6 +111,7 @@ def diagonal_ssm(
 
 
 @bound(OP, whole_readouts, precise_weights, autocast=False)
+@contained(every)
 def diagonal_ssm_every(
     u: Float[Tensor, "*batch length channel"],
     weights: DiagonalWeights,

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound, step_of
+from stateline.ops.containment import contained, every
 from stateline.ops.declared import precise_weights
 from stateline.ops.diagonal_ssm import whole_readouts
 from stateline.ops.op import Example, Op, Sizes
@@ -48,6 +49,7 @@ OP = Op(__name__, [], example)
 
 
 @bound(OP, whole_readouts, precise_weights, autocast=False)
+@contained()
 def dplr_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: DPLRWeights,
@@ -90,6 +92,7 @@ def dplr_ssm(
 
 
 @bound(OP, whole_readouts, precise_weights, autocast=False)
+@contained(every)
 def dplr_ssm_every(
     u: Float[Tensor, "*batch length channel"],
     weights: DPLRWeights,

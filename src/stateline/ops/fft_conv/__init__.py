@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound
+from stateline.ops.containment import contained, filtered
 from stateline.ops.convolution import convolve_after, whole_filters
 from stateline.ops.op import Example, Op, Sizes
 
@@ -25,6 +26,7 @@ OP = Op(__name__, ["triton"], example)
 
 
 @bound(OP, whole_filters, autocast=False)
+@contained(filtered)
 def fft_conv(
     u: Float[Tensor, "*batch length channel"],
     kernel: Float[Tensor, "output taps"],

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound, step_in_place, step_of
+from stateline.ops.containment import contained
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.starts import FORGET, Starts, at_starts
 from stateline.ops.stepping import zeros_before
@@ -50,6 +51,7 @@ OP = Op(__name__, ["numba", "fla"], example)
 
 
 @bound(OP, autocast=False)
+@contained()
 def gated_delta_rule(
     x: GatedDeltaSignals,
     state: Float[Tensor, "batch head d_key d_value"] | None = None,

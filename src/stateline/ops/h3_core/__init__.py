@@ -6,6 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound, checked_step, step_of
+from stateline.ops.containment import contained
 from stateline.ops.declared import precise_weights
 from stateline.ops.diagonal_ssm import DiagonalWeights, example_weights
 from stateline.ops.op import Example, Op, Sizes
@@ -72,6 +73,7 @@ def _heads_fit(q: Tensor, weights: H3Weights, state: H3CoreState | None = None) 
 
 
 @bound(OP, _heads_fit)
+@contained()
 def h3_core(
     q: Float[Tensor, "batch length d_model"],
     k: Float[Tensor, "batch length d_model"],

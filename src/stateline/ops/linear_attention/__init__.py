@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound, step_in_place, step_of
+from stateline.ops.containment import contained
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.starts import FORGET, Starts, at_starts
 from stateline.ops.stepping import zeros_before
@@ -83,6 +84,7 @@ def _groups_divide(x: LinearSignals) -> str:
 
 
 @bound(OP, _groups_divide, _decay_fits, autocast=False)
+@contained()
 def linear_attention(
     x: LinearSignals,
     state: Float[Tensor, "batch head d_key d_value"] | None = None,

@@ -1,6 +1,7 @@
 """Causal softmax attention in a window, with biases and keys by distance."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from stateline.ops.attention import heads_and_slots
 from stateline.ops.bound import Backend, bound
+from stateline.ops.containment import Reach, contained
 from stateline.ops.declared import Dropout
 from stateline.ops.op import Example, Op, Sizes
 from stateline.settings import Count
@@ -54,7 +56,18 @@ def _window_fits(window: LocalWindow) -> str:
     return ""
 
 
+def seen(values: Mapping[str, Any], shape: Sequence[int], before: int) -> Reach:  # noqa: ARG001
+    """What queries see; blocks count as sliding windows."""
+    window, slots = values["window"], values["k"].shape[1]
+    last = torch.arange(slots - shape[1], slots).expand(*shape)
+    begin = (last - window.size + 1).clamp(min=0)
+    if window.first is not None:
+        begin = begin.maximum(window.first[:, None])
+    return Reach(begin.minimum(last + 1), last)
+
+
 @bound(OP, heads_and_slots, _window_fits)
+@contained(seen)
 def local_attention(
     q: Float[Tensor, "batch length head d_head"],
     k: Float[Tensor, "batch slot kv_head d_head"],

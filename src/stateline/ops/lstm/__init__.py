@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound
+from stateline.ops.containment import contained
 from stateline.ops.declared import mixed
 from stateline.ops.op import Example, Op, Sizes
 
@@ -58,6 +59,7 @@ def _sizes_fit(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> str:
 
 
 @bound(OP, _sizes_fit, autocast=False)
+@contained()
 def lstm(
     x: Float[Tensor, "batch length d_in"],
     weights: LSTMWeights,

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound, step_of
+from stateline.ops.containment import contained
 from stateline.ops.declared import one_precision
 from stateline.ops.op import Example, Op, Sizes
 
@@ -43,6 +44,7 @@ OP = Op(__name__, [], example)
     lambda weights, state: one_precision("weights and state need", weights, state),
     autocast=False,
 )
+@contained()
 def mimo_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: MIMOWeights,

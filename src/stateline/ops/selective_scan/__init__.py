@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound, step_in_place, step_of
+from stateline.ops.containment import contained
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.starts import Starts
 from stateline.ops.stepping import zeros_before
@@ -50,6 +51,7 @@ def _groups_divide(x: ScanSignals) -> str:
 
 
 @bound(OP, _groups_divide, autocast=False)
+@contained()
 def selective_scan(
     x: ScanSignals,
     a: Float[Tensor, "channel d_state"],

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound, checked_step
+from stateline.ops.containment import contained, filtered
 from stateline.ops.convolution import convolve_after, whole_filters
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
@@ -34,6 +35,7 @@ def _past_fits(weights: Tensor, past: Tensor) -> str:
 
 
 @bound(OP, whole_filters, autocast=False)
+@contained(filtered)
 def short_conv(
     u: Float[Tensor, "*batch length channel"],
     kernel: Float[Tensor, "output taps"],

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.bound import Backend, bound
+from stateline.ops.containment import contained
 from stateline.ops.declared import mixed
 from stateline.ops.op import Example, Op, Sizes
 
@@ -51,6 +52,7 @@ def _fits(gates: Tensor, state: SLSTMCell) -> str:
 
 
 @bound(OP, _fits, autocast=False)
+@contained()
 def slstm(
     gates: Float[Tensor, "batch length gate head d_head"],
     weight: Float[Tensor, "head d_head gate d_head"],

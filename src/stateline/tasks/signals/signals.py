@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.tasks.objective import Classes, Loss, Objective, Values
 from stateline.tasks.rows import HeldOut, Rows, RowsTask
 from stateline.tasks.signals.layout import PARTS, Example, Wanted, read_examples, split_examples
-from stateline.tasks.signals.tables import check_finite
+from stateline.tasks.signals.tables import check_finite, refuse_infinite, to_float32
 
 
 class Signals(RowsTask):
@@ -113,22 +113,36 @@ def _checked(examples: Sequence[Example]) -> list[Example]:
     return list(examples)
 
 
+class _Scale:
+    """Mean and standard deviation of each channel, and the map that normalises by them.
+
+    Whole numbers are exact: the first one is subtracted before they become float64.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        whole = all(part.dtype.kind in "iu" for part in parts)
+        self.first = parts[0][0].astype(np.int64) if whole else np.zeros_like(parts[0][0])
+        moved, count = [self._from_first(part) for part in parts], sum(map(len, parts))
+        varies = np.any([(part != parts[0][0]).any(axis=0) for part in parts], axis=0)
+        with np.errstate(over="ignore"):
+            self._mean = sum(part.sum(axis=0, dtype=np.float64) for part in moved) / count
+            square = sum(((part - self._mean) ** 2).sum(axis=0) for part in moved) / count
+        refuse_infinite(square, "the variances of the channels")
+        self.mean, self.deviation = self.first + self._mean, np.where(varies, np.sqrt(square), 1.0)
+
+    def __call__(self, numbers: np.ndarray, what: str) -> np.ndarray:
+        """The normalised numbers."""
+        return to_float32((self._from_first(numbers) - self._mean) / self.deviation, what)
+
+    def _from_first(self, numbers: np.ndarray) -> np.ndarray:
+        return (numbers.astype(np.int64) if numbers.dtype.kind in "iu" else numbers) - self.first
+
+
 def _inputs(
     training: Sequence[Example], examples: Sequence[Example], normalise: bool
 ) -> list[np.ndarray]:
-    if not normalise or not training:
-        return [example.x for example in examples]
-    mean, deviation = _moments([example.x for example in training])
-    return [((example.x - mean) / deviation).astype(np.float32) for example in examples]
-
-
-def _moments(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each channel; 1 for a channel that is constant."""
-    count = sum(map(len, parts))
-    mean = sum(part.sum(axis=0, dtype=np.float64) for part in parts) / count
-    square = sum(((part - mean) ** 2).sum(axis=0) for part in parts) / count
-    deviation = np.sqrt(square)
-    return mean, np.where(deviation > 1e-12 * np.abs(mean), deviation, 1.0)
+    change = _Scale([example.x for example in training]) if normalise and training else to_float32
+    return [change(example.x, f"x of {example.name}") for example in examples]
 
 
 def _objective(
@@ -142,17 +156,21 @@ def _objective(
     for example, label in zip(examples, labels, strict=True):
         if label.shape[-1] != width:
             raise ValueError(f"{example.name} must have {width} values, got {label.shape[-1]}")
-    mean, deviation = np.zeros(width), np.ones(width)
+    mean, deviation, change = np.zeros(width), np.ones(width), to_float32
     if normalise and training:
-        mean, deviation = _moments([np.atleast_2d(label) for label in labels[: len(training)]])
-    scaled = [((label - mean) / deviation).astype(np.float32) for label in labels]
+        scale = _Scale([np.atleast_2d(label) for label in labels[: len(training)]])
+        mean, deviation, change = scale.mean, scale.deviation, scale
+    scaled = [
+        change(label, f"the target of {e.name}") for e, label in zip(examples, labels, strict=True)
+    ]
     return Values(loss, mean, deviation, each=examples[0].each), scaled
 
 
 def _values(example: Example) -> np.ndarray:
     """Target values of a sequence: (values), or (length, values) if each position has some."""
     try:
-        numbers = np.asarray(example.y, np.float64)
+        numbers = np.asarray(example.y)
+        numbers = numbers if numbers.dtype.kind in "iuf" else numbers.astype(np.float64)
     except (TypeError, ValueError):
         raise ValueError(
             f"the target of {example.name} must be numbers for the loss l1 or l2, got "

@@ -6,12 +6,14 @@ Files that cannot be read raise OSError; damaged, too large or malformed ones ra
 import csv
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stateline.errors import needed
+from stateline.settings import INT64
 from stateline.workers import memory_bytes
 
 SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
@@ -21,6 +23,9 @@ MAX_BYTES = memory_bytes() // 4
 
 _VALUE = 32
 """Bytes that a value of a column takes at least, as an object of Python."""
+
+LARGEST = 2**62
+"""Whole numbers below it are exact: their differences fit into 64 bits."""
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -97,24 +102,50 @@ def _decoded(column: Any) -> Any:
 
 
 def to_numbers(values: Sequence[Any], name: str) -> np.ndarray:
-    """A column as float32, whose values must be finite numbers."""
-    numbers = np.empty(len(values), np.float32)
+    """A column of finite numbers: whole numbers, or float64."""
+    numbers = []
     for row, value in enumerate(values, start=1):
         try:
-            numbers[row - 1] = float(value)
-        except (TypeError, ValueError):
+            numbers.append(_number(value))
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(f"row {row} of column {name!r} is not a number: {value!r}") from None
-    return check_finite(numbers, f"column {name!r}")
+    whole = all(isinstance(number, int) and abs(number) in INT64 for number in numbers)
+    return check_finite(np.array(numbers, np.int64 if whole else np.float64), f"column {name!r}")
+
+
+def _number(value: Any) -> int | float:
+    """Text or an object as a number that is not rounded, if it is whole."""
+    if isinstance(value, str | int):
+        with suppress(ValueError):
+            return int(value)
+    return float(value)
 
 
 def check_finite(numbers: np.ndarray, what: str) -> np.ndarray:
-    """The numbers as float32, in which they must be finite."""
+    """The numbers, which must be finite, not rounded: whole ones, float32 or float64."""
+    values = _numbers(numbers)
+    whole = values.dtype.kind in "iu"
+    huge = whole and values.size and max(int(values.max()), -int(values.min())) >= LARGEST
+    if huge or not whole:
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32 if values.dtype.itemsize < 8 else np.float64)
+    refuse_infinite(values, what)
+    return values
+
+
+def to_float32(numbers: np.ndarray, what: str) -> np.ndarray:
+    """The numbers as models read them, in which they must be finite."""
     with np.errstate(over="ignore"):
-        values = _numbers(numbers).astype(np.float32)
+        values = numbers.astype(np.float32)
+    refuse_infinite(values, what)
+    return values
+
+
+def refuse_infinite(values: np.ndarray, what: str) -> None:
+    """Raise ValueError if a number is not finite."""
     if not np.isfinite(values).all():
         place = tuple(int(index) for index in np.argwhere(~np.isfinite(values))[0])
         raise ValueError(f"{what} must be finite, got {values[place]} at {list(place)}")
-    return values
 
 
 def _numbers(array: np.ndarray) -> np.ndarray:
