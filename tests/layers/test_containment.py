@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from stateline.layers import AnyLayer
-from stateline.ops import use_backend
 from tests.layers.test_contract import KINDS, make
 
 LENGTH, PLACE = 14, 6

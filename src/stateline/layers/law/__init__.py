@@ -11,6 +11,7 @@ import torch
 from stateline.errors import InputError, one_line
 from stateline.layers.base import AnyLayer, SequenceLayer, require_causal
 from stateline.layers.law.case import LIMITS, Case, example_input
+from stateline.layers.law.containment import nothing_leaks
 from stateline.layers.law.gradients import gradients_agree
 from stateline.layers.law.long import long_sequences_agree
 from stateline.layers.law.outputs import (
@@ -45,6 +46,7 @@ _CLAUSES = (  # from causes to consequences
     gradients_agree,
     long_sequences_agree,
     packed_rows_agree,
+    nothing_leaks,
     saving,
     precision,
     size,
@@ -75,6 +77,8 @@ def check_layer(
     - The given state and input are unchanged, and every initial state is a fresh one.
     - Results depend on the arguments alone: nothing is random, or remembered by the layer.
     - Packed documents have the outputs, gradients and states of documents in rows of their own.
+    - What one document holds never reaches another, even inf and NaN, and nothing flows backward in
+      time: neither in outputs nor in gradients with respect to the input.
     - States of different lengths can be joined; each row then gives its outputs as if alone.
     - Saving and loading a state or a ``state_dict`` changes nothing; the settings by which a saved
       state knows its layer are attributes.
