@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stateline.layers import AnyLayer
+from stateline.layers import LAYERS, AnyLayer
+from stateline.ops import use_backend
 from tests.layers.test_contract import KINDS, make
 
 LENGTH, PLACE = 14, 6
@@ -47,9 +48,29 @@ def same(found: Tensor, wanted: Tensor, kept: Tensor) -> None:
     torch.testing.assert_close(found[kept], wanted[kept], rtol=1e-6, atol=1e-8)
 
 
+QUICK = ("attention", "gated_delta_net", "long_conv", "mamba", "mamba2", "rwkv7")
+
+
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-@pytest.mark.parametrize("kind", KINDS)
-def test_documents_do_not_see_each_other_whatever_they_hold(kind: str, value: float) -> None:
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k in QUICK else pytest.mark.slow) for k in KINDS]
+)
+def test_documents_do_not_see_each_other_whatever_they_hold(
+    kind: str, backend: str, value: float
+) -> None:
+    with use_backend(backend):
+        check(kind, value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LAYERS)
+def test_nor_by_the_definitions(kind: str) -> None:
+    with use_backend("reference"):
+        check(kind, math.inf)
+
+
+def check(kind: str, value: float) -> None:
     layer, x, starts, grad = documents(kind)
     with torch.no_grad():
         begun = layer.forward_chunk(layer.example_input(2, 3), layer.init_state(2))[1]

@@ -288,6 +288,20 @@ def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, window
     assert len(module._masks) == 1
 
 
+def test_masks_of_flex_in_inference_mode() -> None:
+    """Tensors made there have no versions, so their masks are made anew."""
+    module, _ = OPS["attention"].module("flex")
+    module._masks.clear()
+    zero, query, slot = (torch.tensor(n) for n in (0, 5, 4))
+    with torch.inference_mode():
+        seen = [
+            module._mask(AttentionMask(first=first), normal(1, 128, 2, 16), 128)
+            for first in (torch.zeros(1, 128, dtype=torch.int64), torch.arange(128)[None])
+        ]
+        assert [bool(mask.mask_mod(zero, zero, query, slot)) for mask in seen] == [True, False]
+    assert not module._masks
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("position", ["rope", "hard_alibi"])
 def test_packed_rows_are_a_mask_of_flex(monkeypatch: pytest.MonkeyPatch, position: str) -> None:

@@ -135,6 +135,34 @@ def test_a_target_at_every_position_stands_in_the_file(tmp_path: Path) -> None:
     assert classes.train_batch(0).targets.tolist() == [[0, 1, 2] * 3] * 4
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".csv"])
+@pytest.mark.parametrize(
+    ("first", "step"),
+    [(1_700_000_000, 1), (1_700_000_000_000_000_000, 1), (1_700_000_000.0, 1e-3), (101_325, 0.01)],
+)
+def test_numbers_keep_their_digits_until_they_are_normalised(
+    tmp_path: Path, suffix: str, first: float, step: float
+) -> None:
+    """Timestamps in seconds and nanoseconds, and pressures: inputs and targets."""
+    places = np.random.default_rng(0).permutation(64)
+    x = first + step * places.reshape(8, 8)
+    y = first + step * np.arange(8)
+    path = tmp_path / f"all{suffix}"
+    if suffix == ".npz":
+        np.savez(path, x=x, y=y)
+    else:
+        columns = {f"t{place}": x[:, place].tolist() for place in range(8)}
+        write_csv(path, {**columns, "label": y.tolist()})
+    task = Signals(path=str(path), loss="l1", batch_size=4)
+    rows = [*zip(task.training_rows.inputs, task.training_rows.labels, strict=True)]
+    rows += zip(task.held_out_rows.inputs, task.held_out_rows.labels, strict=True)
+    inputs = np.concatenate([x for x, _ in rows]).ravel()
+    assert len(np.unique(inputs)) == 64
+    assert len(np.unique([label for _, label in rows])) == 8
+    spread = inputs[np.argsort(inputs)]
+    np.testing.assert_allclose(np.diff(spread), np.ptp(inputs) / 63, rtol=1e-3)
+
+
 @pytest.mark.parametrize("layout", ["folders", "files", "column"])
 def test_the_split_of_the_data_is_kept(tmp_path: Path, layout: str) -> None:
     rows = {"train": slice(0, 7), "valid": slice(7, 9), "test": slice(9, 12)}

@@ -335,6 +335,12 @@ def test_a_model_of_frozen_weights_is_refused() -> None:
         run(of=model().requires_grad_(False))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_precision_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(InputError, match=r"float32 weights, .* convert .* model.float\(\)"):
+        run(of=model().to(dtype))
+
+
 def test_a_language_model_that_sees_what_follows_is_refused() -> None:
     seeing = LanguageModel(ModelConfig("bidirectional(h3)", task().vocab_size, d_model=8))
     with pytest.raises(InputError, match="the prediction of what follows needs causal layers"):

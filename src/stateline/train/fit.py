@@ -1,7 +1,7 @@
 """Whether a task can train a model, and carry its state from batch to batch."""
 
 from stateline.errors import InputError
-from stateline.layers.base import require_causal
+from stateline.layers.base import LOW_PRECISION, require_causal
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
 from stateline.tasks.base import Task
@@ -10,6 +10,15 @@ from stateline.train.config import TrainConfig
 
 def check_fit(model: AnyModel, task: Task, config: TrainConfig) -> None:
     """Raise InputError unless a task can train a model as the configuration says."""
+    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    for name, parameter in trained:
+        if parameter.dtype in LOW_PRECISION:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise InputError(
+                f"training changes float32 weights, got {name} in {kind}, which would lose most "
+                "updates by rounding: convert the model with model.float(), and compute in "
+                'bfloat16 with TrainConfig(precision="bfloat16")'
+            )
     if task.forecasts or isinstance(model, LanguageModel):
         require_causal(model, "the prediction of what follows")
     if config.loss_chunk is not None and not isinstance(model, LanguageModel):

@@ -44,9 +44,8 @@ def nothing_leaks(case: Case) -> Iterator[Finding]:
         for value in VALUES:
             with torch.no_grad():
                 found = run(_spoilt(case.x, [place, -1], value))
-            outputs[
-                f"{value} reaches what must not see it in {verb}{_where(found, wanted, kept)}"
-            ] = _error(found, wanted, kept)
+            told = f"{value} reaches what must not see it in {verb}"
+            outputs[told + _where(found, wanted, kept)] = _error(found, wanted, kept)
         wanted = _gradient(run, case.x, weight * kept[..., None])
         found = _gradient(run, _spoilt(case.x, [place, -1], math.inf), weight * kept[..., None])
         told = f"inf reaches gradients of what does not see it in {verb}"

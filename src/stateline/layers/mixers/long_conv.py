@@ -142,8 +142,25 @@ def _network(
     w_out: Float[Tensor, "outputs hidden"],
     frequency: Float[Tensor, " hidden"],
 ) -> Float[Tensor, "filter_len outputs"]:
-    """A multilayer perceptron with sines; all layers share the factors inside them."""
+    """A multilayer perceptron with sines; all layers share the factors inside them.
+
+    Sines multiply rounding errors by their factors. So where PyTorch may round the factors of
+    matrix products in float32 to fewer digits, they are computed in float64.
+    """
+    dtype = w_out.dtype
+    if dtype == torch.float32 and _rounds_products():
+        given = (features, w_in, b_in, w_hidden, b_hidden, w_out, frequency)
+        return _network(*(t.double() for t in given)).to(dtype)
     h = torch.sin(frequency * F.linear(features, w_in, b_in))
     for weight, bias in zip(w_hidden, b_hidden, strict=True):
         h = torch.sin(frequency * F.linear(h, weight, bias))
     return F.linear(h, w_out)
+
+
+def _rounds_products() -> bool:
+    """Whether PyTorch may round factors of matrix products: TF32, or bfloat16 on a CPU.
+
+    ``torch.get_float32_matmul_precision`` is an error where the newer settings were used, too.
+    """
+    levels = torch.backends, torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+    return any(level.fp32_precision not in ("none", "ieee") for level in levels)

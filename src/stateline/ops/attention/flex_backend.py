@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -87,16 +87,20 @@ def _bias(slopes: Tensor | None) -> Callable[..., Tensor] | None:
 
 
 def _mask(mask: AttentionMask, q: Tensor, slots: int) -> BlockMask:
-    """Cached; holding the tensors keeps their addresses from being reused."""
+    """Cached; holding the tensors keeps their addresses from being reused.
+
+    Tensors made in inference mode do not tell whether they have changed: their masks are not kept.
+    """
     (batch, length, heads), windows, first = q.shape[:3], mask.windows, mask.first
-    places = [
-        None if part is None else (part.data_ptr(), part._version) for part in (windows, first)
-    ]
+    parts = windows, first
+    sizes = None if first is None else batch, None if windows is None else heads, length, slots
+    make = partial(create_block_mask, _seen(windows, first), *sizes, device=str(q.device))
+    if any(part is not None and part.is_inference() for part in parts):
+        return make()
+    places = [None if part is None else (part.data_ptr(), part._version) for part in parts]
     key = *places, length, slots, q.device, heads
     if key not in _masks:
-        sizes = None if first is None else batch, None if windows is None else heads, length, slots
-        seen = create_block_mask(_seen(windows, first), *sizes, device=str(q.device))
-        _masks[key] = mask, seen
+        _masks[key] = mask, make()
     _masks.move_to_end(key)
     if len(_masks) > MASKS:
         _masks.popitem(last=False)

@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.tasks.objective import Classes, Loss, Objective, Values
 from stateline.tasks.rows import HeldOut, Rows, RowsTask
 from stateline.tasks.signals.layout import PARTS, Example, Wanted, read_examples, split_examples
-from stateline.tasks.signals.tables import check_finite, refuse_infinite, to_float32
+from stateline.tasks.signals.tables import check_finite, number, refuse_infinite, to_float32
 
 
 class Signals(RowsTask):
@@ -170,7 +170,9 @@ def _values(example: Example) -> np.ndarray:
     """Target values of a sequence: (values), or (length, values) if each position has some."""
     try:
         numbers = np.asarray(example.y)
-        numbers = numbers if numbers.dtype.kind in "iuf" else numbers.astype(np.float64)
+        if numbers.dtype.kind not in "iuf":
+            values = [number(value) for value in numbers.ravel().tolist()]
+            numbers = np.array(values).reshape(numbers.shape)
     except (TypeError, ValueError):
         raise ValueError(
             f"the target of {example.name} must be numbers for the loss l1 or l2, got "

@@ -106,14 +106,14 @@ def to_numbers(values: Sequence[Any], name: str) -> np.ndarray:
     numbers = []
     for row, value in enumerate(values, start=1):
         try:
-            numbers.append(_number(value))
+            numbers.append(number(value))
         except (TypeError, ValueError, OverflowError):
             raise ValueError(f"row {row} of column {name!r} is not a number: {value!r}") from None
-    whole = all(isinstance(number, int) and abs(number) in INT64 for number in numbers)
+    whole = all(isinstance(n, int) and n in INT64 for n in numbers)
     return check_finite(np.array(numbers, np.int64 if whole else np.float64), f"column {name!r}")
 
 
-def _number(value: Any) -> int | float:
+def number(value: Any) -> int | float:
     """Text or an object as a number that is not rounded, if it is whole."""
     if isinstance(value, str | int):
         with suppress(ValueError):
