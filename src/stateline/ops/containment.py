@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.ops.declared import declared
-from stateline.ops.kernel_op import values_at_hand
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -111,10 +110,13 @@ def contained(see: Callable[..., Reach] = reach) -> Callable[[Callable[P, T]], C
         def run(*args: P.args, **keywords: P.kwargs) -> T:
             result: Any = function(*args, **keywords)
             y = result[0] if isinstance(result, tuple) else result
-            if not values_at_hand(y) or torch._C._are_functorch_transforms_active():
+            if torch.compiler.is_compiling() or type(y) is not Tensor or not y.is_cpu:
+                return result
+            if torch._C._are_functorch_transforms_active():
                 return result
             spoilt = None
-            if not _is_finite(y):
+            precise = torch.promote_types(y.dtype, torch.float32)
+            if not math.isfinite(y.detach().sum(dtype=precise).item()):
                 call = _Call(signature, see, args, keywords)
                 if call.spoilt.any():
                     spoilt, result = call.spoilt, call.with_zeros(function)

@@ -162,5 +162,6 @@ def _rounds_products() -> bool:
 
     ``torch.get_float32_matmul_precision`` is an error where the newer settings were used, too.
     """
-    levels = torch.backends, torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+    levels: list[Any] = [torch.backends, torch.backends.cuda.matmul]
+    levels.append(torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     return any(level.fp32_precision not in ("none", "ieee") for level in levels)
