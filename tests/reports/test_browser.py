@@ -40,6 +40,7 @@ def page(make, tmp_path_factory):
 
 
 CHARTS = "[...document.querySelectorAll('[data-chart]')]"
+SCATTER = "document.querySelector('[data-chart$=against-state-size]')"
 """All charts of the page."""
 
 
@@ -122,7 +123,7 @@ KEYS = "document.querySelectorAll('.legend button')"
 def faded(browser):
     """The models that are faded in a chart, and in the first table."""
     opacity = "getComputedStyle(p).opacity * (p.getAttribute('opacity') ?? 1)"
-    lines = f"[...{CHARTS}[6].querySelectorAll('.mark-line path')]"
+    lines = f"[...{CHARTS}[0].querySelectorAll('.mark-line path')]"
     drawn = browser.ask(f"{lines}.map(p => {opacity} < 0.1)")
     rows = browser.ask(f"{FIRST}.map(r => r.matches('.faded'))")
     return drawn, rows
@@ -158,7 +159,7 @@ def test_a_key_of_the_legend_is_pressed_without_a_mouse(browser, page):
 
 def test_a_mark_tells_its_values_and_a_click_on_it_isolates_its_model(browser, page):
     show_all(browser, page)
-    mark = f"{CHARTS}[0].querySelector('.mark-symbol path')"
+    mark = f"{SCATTER}.querySelector('.mark-symbol path')"
     browser.point(mark)
     browser.wait("document.querySelector('#vg-tooltip-element.visible')")
     told = browser.ask("document.querySelector('#vg-tooltip-element').innerText")
@@ -182,7 +183,7 @@ def test_a_hostile_name_is_text_everywhere(browser, make, tmp_path):
     path = tmp_path / "evil.html"
     path.write_text(page_of(typed(results)))
     show_all(browser, path)
-    browser.point(f"{CHARTS}[0].querySelector('.mark-symbol path')")
+    browser.point(f"{SCATTER}.querySelector('.mark-symbol path')")
     browser.wait("document.querySelector('#vg-tooltip-element.visible')")
     assert browser.ask("document.querySelectorAll('img').length") == 0
     assert "<img" in browser.ask("document.querySelector('#vg-tooltip-element').innerText")
@@ -342,7 +343,7 @@ def test_no_text_of_a_chart_covers_another(browser, request, name, width):
 def test_a_text_that_covers_another_is_found(browser, gallery):
     show_all(browser, gallery)
     browser.ask(
-        f"{CHARTS}[0].querySelectorAll('.mark-text text').forEach("
+        f"{SCATTER}.querySelectorAll('.mark-text text').forEach("
         "t => t.setAttribute('transform', 'translate(0, 0)'))"
     )
     assert browser.ask(COVERED)
