@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from stateline.errors import InputError
 from stateline.layers import LAYERS, MoE
+from stateline.layers.linear import Linear
 from stateline.models.config import ModelConfig
 from stateline.models.factory import meta_model
 from stateline.models.language_model import LanguageModel
@@ -316,6 +317,46 @@ def test_muon_moves_matrices_by_the_polar_factor_of_the_momentum() -> None:
     sizes = torch.linalg.svdvals(linear.weight.detach()) / (0.2 * 32**0.5)
     assert sizes.min() > 0.3  # of Newton and Schulz, whose five steps end between 0.5 and 1.5
     assert sizes.max() < 1.6
+
+
+class Maps(nn.Module):
+    """Linear maps in the place of a model's layers."""
+
+    def __init__(self, *maps: Linear) -> None:
+        super().__init__()
+        self.stack = nn.ModuleList(maps)
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+def test_muon_changes_maps_that_are_one_matrix_one_by_one(by_head: bool) -> None:
+    torch.manual_seed(0)
+    fused = Linear(6, [8, 4, 4], bias=False, heads=[2, 1, 1])
+    rows = [4, 4, 4, 4] if by_head else [8, 4, 4]
+    apart = [Linear(6, n, bias=False) for n in rows]
+    gradient = torch.randn(16, 6)
+    fused.weight.grad = gradient.clone()
+    for own, weight, grad in zip(
+        apart, fused.weight.detach().split(rows), gradient.split(rows), strict=True
+    ):
+        own.weight.data.copy_(weight)
+        own.weight.grad = grad.clone()
+    config = TrainConfig(optimizer="muon", lr=0.1, muon_heads=by_head)
+    for made in (Maps(fused), Maps(*apart)):
+        make_optimizer(made, config).step()
+    assert_close(fused.weight, torch.cat([own.weight for own in apart]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["attention", "h3", "gated_delta_net", "mamba2", "mlstm", "mamba"])
+def test_every_map_of_a_fused_matrix_is_known_to_muon(name: str) -> None:
+    model = LanguageModel(ModelConfig(name, vocab_size=10, d_model=16))
+    (group,) = [
+        group
+        for group in parameter_groups(model, TrainConfig(optimizer="muon", muon_heads=True))
+        if group["name"] == "matrices"
+    ]
+    fused = [rows for rows in group["rows"] if len(rows) > 1]
+    assert fused
+    assert all(sum(r) == len(p) for p, r in zip(group["params"], group["rows"], strict=True) if r)
 
 
 def test_muon_leaves_matrices_without_a_gradient_as_they_are() -> None:

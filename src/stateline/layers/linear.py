@@ -10,7 +10,28 @@ from stateline.ops.linear import LEAST, linear
 
 
 class Linear(nn.Linear):
-    """``nn.Linear``, multiplied by the library that is faster on this processor."""
+    """``nn.Linear``, multiplied by the library that is faster on this processor.
+
+    Args:
+        in_features: Width of the input.
+        out_features: Width of the output; or the widths of several maps that are one matrix, which
+            optimizers of matrices (Muon) change one by one.
+        bias: Whether the map has a bias.
+        heads: Number of heads in each of these maps, which Muon may change one by one, too.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int | Sequence[int],
+        bias: bool = True,
+        *,
+        heads: int | Sequence[int] = 1,
+    ) -> None:
+        parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
+        super().__init__(in_features, sum(parts), bias=bias)
+        self.parts = parts
+        self.part_heads = (heads,) * len(self.parts) if isinstance(heads, int) else tuple(heads)
 
     decodes = False
 
@@ -31,7 +52,7 @@ class ScaledLinear(Linear):
     """
 
     def __init__(self, d_in: int, factors: Sequence[tuple[int, float]], *, bias: bool) -> None:
-        super().__init__(d_in, sum(width for width, _ in factors), bias=bias)
+        super().__init__(d_in, [width for width, _ in factors], bias=bias)
         self.factors = tuple(factors)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,5 +85,5 @@ class LowRank(nn.Module):
 def scaled_linear(d_in: int, *factors: tuple[int, float], bias: bool) -> Linear:
     """A linear map whose outputs have the given widths and factors."""
     if all(factor == 1 for _, factor in factors):
-        return Linear(d_in, sum(width for width, _ in factors), bias=bias)
+        return Linear(d_in, [width for width, _ in factors], bias=bias)
     return ScaledLinear(d_in, factors, bias=bias)

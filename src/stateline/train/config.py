@@ -64,6 +64,8 @@ class TrainConfig:
             LSTMs. Muon's momentum is always 0.95.
         muon_lr: Highest learning rate of the matrices that Muon updates; by default ``lr``, at
             which the updates of both optimizers have the same size.
+        muon_heads: Muon changes each head of a projection by itself. In any case it changes each
+            projection by itself, also where several are one matrix.
         weight_decay: Weight decay of matrices; norms, biases and the parameters under ``ssm_lr``
             are not decayed.
         decay_vectors: Decay norms and biases, too, as the official H3 code does.
@@ -149,6 +151,7 @@ class TrainConfig:
     ssm_lr: float | None = None
     optimizer: Literal["adamw", "adafactor", "adafactor_momentum", "muon"] = "adamw"
     muon_lr: float | None = None
+    muon_heads: bool = False
     weight_decay: float = 0.1
     decay_vectors: bool = False
     beta1: float = 0.9

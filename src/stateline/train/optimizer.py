@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from stateline.layers.linear import Linear
 from stateline.train.config import TrainConfig
 
 MATRICES = "matrices"
@@ -49,6 +50,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
     peaks = {"ssm": config.ssm_lr, MATRICES: config.muon_lr}
     if config.ssm_lr is None:
         peaks["ssm"] = min(1e-3, config.lr)
+    rows = _rows_of_maps(model, heads=config.muon_heads)
     rates = {name: peaks.get(name) or config.lr for name in members}
     return [
         {
@@ -57,6 +59,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
             "lr": rates[name],
             "peak": rates[name],
             "weight_decay": config.weight_decay if name in ("decay", MATRICES) else 0.0,
+            **({"rows": [rows.get(p, ()) for p in parameters]} if name == MATRICES else {}),
         }
         for name, parameters in members.items()
         if parameters
@@ -68,6 +71,20 @@ def _hidden_matrices(model: nn.Module) -> set[Tensor]:
     modules = list(getattr(model, "stack", nn.Module()).modules())
     return {module.weight for module in modules if isinstance(module, nn.Linear)} | {
         getattr(module, name) for module in modules for name in getattr(module, "maps", ())
+    }
+
+
+def _rows_of_maps(model: nn.Module, *, heads: bool) -> dict[Tensor, tuple[int, ...]]:
+    """Rows of each of the linear maps that are one matrix; with ``heads``, of each head."""
+    maps = [module for module in model.modules() if isinstance(module, Linear)]
+    return {
+        module.weight: tuple(
+            rows // count
+            for rows, n in zip(module.parts, module.part_heads, strict=True)
+            for count in [n if heads else 1]
+            for _ in range(count if rows else 0)
+        )
+        for module in maps
     }
 
 
@@ -178,6 +195,9 @@ def _count() -> Tensor:
 class Muon(torch.optim.Optimizer):
     """PyTorch's Muon, also for stacks of matrices (experts) and for matrices that FSDP shards.
 
+    Maps that are one matrix (``rows`` of a group: for each parameter, the rows of each map) are
+    changed one by one, so that models are compared alike, however they store their maps.
+
     The Newton-Schulz iteration needs whole matrices: every process computes it for all of them, as
     with DDP, and changes its own part. Updates have the size of AdamW's at the same learning rate
     (``match_rms_adamw``).
@@ -202,19 +222,25 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:  # noqa: ARG002
         """Make a step."""
         for group in self.param_groups:
-            for p in group["params"]:
+            maps = group.get("rows") or [()] * len(group["params"])
+            for p, rows in zip(group["params"], maps, strict=True):
                 if p.grad is not None:
-                    self._step(p, p.grad, group)
+                    self._step(p, p.grad, group, rows)
 
-    def _step(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _step(
+        self, p: Tensor, gradient: Tensor, group: dict[str, Any], rows: tuple[int, ...]
+    ) -> None:
         if not (state := self.state[p]):
             state["momentum_buffer"] = torch.zeros_like(p)
         buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(buffer, group["momentum"])
         whole = update.full_tensor() if isinstance(update, DTensor) else update
         change = torch.zeros_like(whole, memory_format=torch.contiguous_format)
-        matrices = list(change.view(-1, *change.shape[-2:]))
-        for matrix, part in zip(matrices, whole.reshape(-1, *whole.shape[-2:]), strict=True):
+        matrices, parts = (
+            list(x.split(rows)) if rows else list(x.view(-1, *x.shape[-2:]))
+            for x in (change, whole.contiguous())
+        )
+        for matrix, part in zip(matrices, parts, strict=True):
             matrix.grad = part
         self._plain.param_groups[0] |= {"params": matrices, "lr": group["lr"]}
         self._plain.step()

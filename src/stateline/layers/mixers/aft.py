@@ -77,7 +77,7 @@ class AFT(SequenceLayer[AFTState]):
         super().__init__(d_model)
         head_sizes(d_model, n_heads, None, None)
         self.n_heads, self.window = n_heads, window
-        self.qkv = Linear(d_model, 3 * d_model)
+        self.qkv = Linear(d_model, [d_model] * 3)
         self.distance = nn.Parameter(torch.zeros(n_heads, window))
         self.out_proj = Linear(d_model, d_model)
 

@@ -127,8 +127,9 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
                 "masked_heads must be from 0 to n_heads, got "
                 f"masked_heads={its.masked_heads}, n_heads={its.n_heads}"
             )
-        heads = ((1 + its.gated) * its.n_heads + 2 * self.n_kv_heads) * self.d_head
-        self.qkv = Linear(d_model, heads, bias=its.has_bias("qkv"))
+        heads = [(1 + its.gated) * its.n_heads, self.n_kv_heads, self.n_kv_heads]
+        widths = [count * self.d_head for count in heads]
+        self.qkv = Linear(d_model, widths, bias=its.has_bias("qkv"), heads=heads)
         norm = OffsetRMSNorm if its.qk_norm == "offset" else nn.RMSNorm
         q_heads, k_heads = (its.n_heads, self.n_kv_heads) if its.qk_norm == "joint" else (1, 1)
         self.q_norm = norm(q_heads * self.d_head, eps=its.norm_eps) if its.qk_norm else None
@@ -193,12 +194,10 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
     def can_be_part_of(self, old: "Attention") -> bool:
         """Whether the heads are like some of another layer, and share no keys."""
         own = self.settings
-        sizes: dict[str, Any] = {
-            "n_heads": own.n_heads,
-            "n_kv_heads": own.n_kv_heads,
-            "d_head": own.d_head,
-        }
-        same = replace(old.settings, **sizes) == own and own.qk_norm != "joint"
+        sized = replace(
+            old.settings, n_heads=own.n_heads, n_kv_heads=own.n_kv_heads, d_head=own.d_head
+        )
+        same = sized == own and own.qk_norm != "joint"
         return same and self.n_kv_heads == self.n_heads and self.d_head == old.d_head
 
     @torch.no_grad()

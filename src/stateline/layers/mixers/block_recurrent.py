@@ -55,7 +55,7 @@ class GatedUpdate(nn.Module):
         width = d_hidden or d_input
         self.propose = Linear(width, d_model, bias=False)
         self.keep = nn.Parameter(torch.randn(d_model) * 0.1) if gate == "fixed" else None
-        self.gates = Linear(width, 2 * d_model) if gate == "lstm" else None
+        self.gates = Linear(width, [d_model] * 2) if gate == "lstm" else None
 
     def forward(
         self, r: Float[Tensor, "batch vector d_model"], z: Float[Tensor, "batch vector width"]
@@ -132,8 +132,8 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         self.initial = nn.Parameter(torch.randn(its.n_states, d_model) * 0.1)
         self.ids = nn.Parameter(torch.randn(its.n_states, d_model))
         self.norm = nn.RMSNorm(d_model, eps=1e-6)
-        self.qq_proj = Linear(d_model, 2 * d_model, bias=False)
-        self.kv_proj = Linear(d_model, 2 * d_model, bias=False)
+        self.qq_proj = Linear(d_model, [d_model] * 2, bias=False, heads=its.n_heads)
+        self.kv_proj = Linear(d_model, [d_model] * 2, bias=False, heads=its.n_heads)
         self.scales = nn.Parameter(torch.ones(2, its.n_heads)) if its.qk_norm else None
         hidden = d_hidden if update == "single" else 0
         self.mix = GatedUpdate(

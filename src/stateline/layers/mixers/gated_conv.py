@@ -43,7 +43,7 @@ class GatedConv(Around):
     def __init__(self, d_model: int, *, taps: Count = 3, bias: bool = False) -> None:
         super().__init__(d_model)
         self.taps, self.bias = taps, bias
-        self.in_proj = Linear(d_model, 3 * d_model, bias=bias)
+        self.in_proj = Linear(d_model, [d_model] * 3, bias=bias)
         self.conv = PlainConv(d_model, taps=taps, bias=bias)
         self.out_proj = Linear(d_model, d_model, bias=bias)
 

@@ -115,7 +115,10 @@ class GatedDeltaNet(ConvolvedHeads):
         mixed = self.d_keys + n_products * (self.d_keys + self.d_values)
         gates = [self.d_values, n_heads] if gated else [0, 0]
         self.splits = [mixed, *gates, n_products * n_heads]
-        self.in_proj = Linear(d_model, sum(self.splits), bias=False)
+        heads = [n_key_heads, n_products * n_key_heads, n_products * n_heads]
+        widths = [n * d for n, d in zip(heads, (self.d_key, self.d_key, self.d_value), strict=True)]
+        widths += self.splits[1:]
+        self.in_proj = Linear(d_model, widths, bias=False, heads=[*heads, n_heads, 1, 1])
         self.conv = ShortConv(mixed, taps=d_conv, bias=False)
         if gated:
             self.dt_bias = nn.Parameter(initial_step_bias(n_heads))

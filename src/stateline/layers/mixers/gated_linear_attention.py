@@ -56,7 +56,7 @@ class GatedLinearAttention(MatrixAttention):
         self.expand_k, self.expand_v, self.rank = expand_k, expand_v, rank
         self.temperature, self.norm_eps = temperature, norm_eps
         self.sizes = [n_heads * d for d in (d_key, d_key, d_value, d_value)] + [rank]
-        self.in_proj = Linear(d_model, sum(self.sizes), bias=False)
+        self.in_proj = Linear(d_model, self.sizes, bias=False, heads=[n_heads] * 4 + [1])
         self.decay_proj = Linear(rank, n_heads * d_key)
         self.norm = nn.RMSNorm(d_value, eps=norm_eps)
         self.out_proj = Linear(n_heads * d_value, d_model, bias=False)

@@ -66,7 +66,7 @@ class H3(SequenceLayer[H3State]):
         if d_model % d_head:
             raise InputError(f"d_head must divide d_model, got {d_head=} and {d_model=}")
         self.d_head, self.max_len, self.n_outputs = d_head, max_len, self.settings.n_outputs
-        self.qkv = Linear(d_model, 3 * d_model)
+        self.qkv = Linear(d_model, [d_model] * 3)
         self.shift = ShiftSSM.with_settings(self.settings, d_model)
         self.diagonal = DiagonalSSM.with_settings(self.settings, d_model // d_head)
         self.out_proj = Linear(self.n_outputs * d_model, d_model)

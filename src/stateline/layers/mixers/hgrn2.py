@@ -67,7 +67,7 @@ class HGRN2(MatrixAttention):
         self.learns_bound = learns_bound
         self.bound = nn.Parameter(begin) if learns_bound else None
         self.sizes = [n_heads * d_key, n_heads * d_key, d_model]
-        self.in_proj = Linear(d_model, sum(self.sizes), bias=False)
+        self.in_proj = Linear(d_model, self.sizes, bias=False, heads=n_heads)
         self.norm = nn.RMSNorm(d_model, eps=norm_eps)
         self.out_proj = Linear(d_model, d_model, bias=False)
 

@@ -48,7 +48,7 @@ class Hyena(Composite):
 
     def __init__(self, d_model: int, *, d_conv: Count = 3, **settings: Any) -> None:
         super().__init__(d_model, **settings)
-        self.in_proj = Linear(d_model, 3 * d_model)
+        self.in_proj = Linear(d_model, [d_model] * 3)
         self.conv = PlainConv(3 * d_model, taps=d_conv)
         self.filters = ImplicitFilters.with_settings(self.settings, d_model)
         self.out_proj = Linear(d_model, d_model)

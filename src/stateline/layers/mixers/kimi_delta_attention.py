@@ -69,7 +69,12 @@ class KimiDeltaAttention(ConvolvedHeads):
         self.rank = self.d_head if rank is None else rank
         self.n_heads, self.d_conv, self.norm_eps = n_heads, d_conv, norm_eps
         inner = n_heads * self.d_head
-        self.in_proj = Linear(d_model, 3 * inner + 2 * self.rank + n_heads, bias=False)
+        self.in_proj = Linear(
+            d_model,
+            [inner] * 3 + [self.rank, n_heads, self.rank],
+            bias=False,
+            heads=[n_heads] * 3 + [1] * 3,
+        )
         self.conv = ShortConv(3 * inner, taps=d_conv, bias=False)
         self.decay_proj = Linear(self.rank, inner, bias=False)
         self.gate_proj = Linear(self.rank, inner, bias=False)

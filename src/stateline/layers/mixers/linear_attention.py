@@ -210,7 +210,7 @@ class LinearAttention(MatrixAttention):
             self.register_buffer("projection", _directions(self.n_features, self.d_head))
         elif feature == "taylor":
             self.d_key = 1 + self.d_head + self.d_head**2
-        self.qkv = Linear(d_model, 3 * d_model, bias=False)
+        self.qkv = Linear(d_model, [d_model] * 3, bias=False, heads=n_heads)
         self.out_proj = Linear(d_model, d_model, bias=False)
 
     def flops_per_token(self, length: int) -> float:

@@ -92,9 +92,9 @@ class Mamba(ConvolvedRecurrence):
         self.dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
         if self.d_inner < 1:
             raise InputError(f"expand * d_model must be at least 1, got {self.d_inner}")
-        self.in_proj = Linear(d_model, 2 * self.d_inner, bias=bias)
+        self.in_proj = Linear(d_model, [self.d_inner] * 2, bias=bias)
         self.conv = ShortConv(self.d_inner, taps=d_conv, bias=conv_bias)
-        self.x_proj = Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        self.x_proj = Linear(self.d_inner, [self.dt_rank, d_state, d_state], bias=False)
         # not an nn.Linear, which models initialise differently and cast to half precision
         bound = self.dt_rank**-0.5
         self.dt_weight = nn.Parameter(

@@ -115,7 +115,7 @@ class Mamba3(SequenceLayer[Mamba3State]):
         self.n_heads, self.n_angles = self.d_inner // d_head, int(d_state * rope_fraction) // 2
         vectors = mimo_rank * n_groups * d_state
         self.sizes = [self.d_inner] * 2 + [vectors] * 2 + [self.n_heads] * 3 + [self.n_angles]
-        self.in_proj = Linear(d_model, sum(self.sizes), bias=False)
+        self.in_proj = Linear(d_model, self.sizes, bias=False)
         self.dt_bias = nn.Parameter(initial_step_bias(self.n_heads))
         self.b_weight, self.c_weight = (nn.Parameter(torch.ones(d_state)) for _ in "bc")
         each = self.n_heads, mimo_rank

@@ -83,7 +83,7 @@ class MLSTM(MatrixAttention):
         self.expand_k, self.expand_v = expand_k, expand_v
         self.soft_cap, self.norm_eps, self.divisor_eps = soft_cap, norm_eps, divisor_eps
         self.sizes = [n_heads * d for d in (d_key, d_key, d_value, d_value)] + [2 * n_heads]
-        self.in_proj = Linear(d_model, sum(self.sizes), bias=False)
+        self.in_proj = Linear(d_model, self.sizes, bias=False, heads=[n_heads] * 4 + [1])
         bias = torch.full((2, n_heads), -10.0)
         bias[1] = torch.linspace(3.0, 6.0, n_heads)
         self.gate_bias = nn.Parameter(bias.flatten())

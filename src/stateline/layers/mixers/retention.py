@@ -68,7 +68,9 @@ class Retention(MatrixAttention, RotatesHeads):
             )
         self.expand_v, self.norm_eps = expand_v, norm_eps
         self.rotary = Rotary(d_key, 10_000.0, None)
-        self.in_proj = Linear(d_model, 2 * d_model + 2 * n_heads * d_value, bias=False)
+        self.in_proj = Linear(
+            d_model, [d_model] * 2 + [n_heads * d_value] * 2, bias=False, heads=n_heads
+        )
         self.norm = nn.RMSNorm(d_value, eps=norm_eps)
         self.out_proj = Linear(n_heads * d_value, d_model, bias=False)
 

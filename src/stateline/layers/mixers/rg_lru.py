@@ -79,7 +79,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         if self.d_inner % n_heads:
             raise InputError(f"n_heads must divide d_inner, got {n_heads=}, d_inner={self.d_inner}")
         self.n_heads, self.d_conv, width = n_heads, d_conv, self.d_inner // n_heads
-        self.in_proj = Linear(d_model, 2 * self.d_inner)
+        self.in_proj = Linear(d_model, [self.d_inner] * 2)
         self.conv = PlainConv(self.d_inner, taps=d_conv)
         blocks = (n_heads, width, width)
         self.decay_weight = nn.Parameter(torch.randn(blocks) * width**-0.5)

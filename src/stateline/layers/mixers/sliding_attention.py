@@ -112,8 +112,9 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         self.n_kv_heads, self.d_head = its.sizes(d_model)
         self.rotary, self.dropout = its.rotary(self.d_head), Dropout(its.dropout)
         width = its.n_heads * self.d_head
-        self.q_proj = Linear(d_model, width, bias=its.has_bias("qkv"))
-        self.kv_proj = Linear(d_model, 2 * self.n_kv_heads * self.d_head, bias=its.has_bias("qkv"))
+        self.q_proj = Linear(d_model, width, bias=its.has_bias("qkv"), heads=self.n_heads)
+        keys, count = self.n_kv_heads * self.d_head, self.n_kv_heads
+        self.kv_proj = Linear(d_model, [keys] * 2, bias=its.has_bias("qkv"), heads=count)
         self.out_proj = Linear(width, d_model, bias=its.has_bias("out"))
         self._kv_shape = (2, self.n_kv_heads, self.d_head)
         self.position_keys: nn.Parameter | None = None

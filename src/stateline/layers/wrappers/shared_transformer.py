@@ -65,10 +65,10 @@ class TransformerWeights(nn.Module):
     def __init__(self, d_model: int, d_hidden: int, *, bias: bool, norm_eps: float) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(2 * d_model, eps=norm_eps)
-        self.qkv = Linear(2 * d_model, 6 * d_model, bias=False)
+        self.qkv = Linear(2 * d_model, [2 * d_model] * 3, bias=False)
         self.out_proj = Linear(2 * d_model, d_model, bias=False)
         self.feed_forward_norm = nn.RMSNorm(d_model, eps=norm_eps)
-        self.up = Linear(d_model, 2 * d_hidden, bias=bias)
+        self.up = Linear(d_model, [d_hidden] * 2, bias=bias)
         self.down = Linear(d_hidden, d_model, bias=bias)
 
 
