@@ -157,6 +157,7 @@ def _network(
     return F.linear(h, w_out)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _rounds_products() -> bool:
     """Whether PyTorch may round factors of matrix products: TF32, or bfloat16 on a CPU.
 
