@@ -148,7 +148,7 @@ def test_a_comparison_names_the_new_weights_of_a_model_from_a_folder(
     monkeypatch.setattr("stateline.compare.run_all", lambda *_: None)
     with show_news(Console(file=file)) as news:
         compare(comparison, tmp_path / "new", news=news, timing="none")
-        monkeypatch.setattr("stateline.compare._todo", lambda *_: [])  # nothing is left to train
+        monkeypatch.setattr("stateline.compare.missing", lambda *_: [])  # nothing is left to train
         compare(comparison, tmp_path / "new", news=news, timing="none")
     (line,) = [line for line in file.getvalue().splitlines() if "starting from" in line]
     assert line.startswith(f"{SHORT} | hybrid: starting from the weights in {tmp_path / 'old'}; ")

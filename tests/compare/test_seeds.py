@@ -25,7 +25,8 @@ Draw = Callable[[np.random.Generator, int], Any]
 
 def task(**changes: Any) -> Any:
     known = {"metric": "accuracy", "train_length": 8, "higher_is_better": True, "solved_at": 0.95}
-    return SimpleNamespace(**known | {"problems_scored": lambda _: PROBLEMS} | changes)
+    known |= {"problems_scored": lambda _: PROBLEMS, "scores_share": "metric" not in changes}
+    return SimpleNamespace(**known | changes)
 
 
 def planted(

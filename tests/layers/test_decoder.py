@@ -78,6 +78,7 @@ def test_a_value_is_computed_again_after_a_change(change: Callable[[Scaled], Any
         assert not decoder.ready.weight().equal(before)
 
 
+@torch.no_grad()
 def test_a_copy_of_a_decoder_decodes_with_the_copied_weights() -> None:
     decoder = Decoder(ShiftSSM(2, d_state=4))
     before = decoder.ready.taps()

@@ -69,7 +69,7 @@ class Save:
     ) -> None:
         self.processes = processes
         self.path = folder / CHECKPOINTS / f"step-{record['progress']['steps']:08}"
-        self._best = f"step-{record['progress']['best_step'] or 0:08}"
+        self._best = f"step-{record['progress'].get('best_step') or 0:08}"
         self._draft = self.path.with_name(f".{self.path.name}.new")
         self._texts = {CONFIG: model.config.to_json(), RECORD: json.dumps(record)}
         self._hashes: dict[str, str] = {}

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.layers.law.case import Case, finite
 from stateline.layers.law.report import Finding, explained
 
@@ -19,8 +20,12 @@ Run = Callable[[Tensor], Tensor]
 
 
 def nothing_leaks(case: Case) -> Iterator[Finding]:
-    """What one document holds never reaches another, even inf and NaN."""
-    if not case.x.is_floating_point() or case.x.shape[1] < SHORTEST:
+    """What one document holds never reaches another, even inf and NaN.
+
+    In outputs, it reaches no earlier position either. Gradients of earlier positions are left out:
+    what follows a layer, such as a norm, may give them 0 times NaN.
+    """
+    if not case.x.is_floating_point() or case.x.shape[1] < SHORTEST or _refuses(case):
         return
     length, device = case.x.shape[1], case.x.device
     place = length // 2  # the document around it begins one before and ends one after
@@ -46,16 +51,24 @@ def nothing_leaks(case: Case) -> Iterator[Finding]:
                 found = run(_spoilt(case.x, [place, -1], value))
             told = f"{value} reaches what must not see it in {verb}"
             outputs[told + _where(found, wanted, kept)] = _error(found, wanted, kept)
-        wanted = _gradient(run, case.x, weight * kept[..., None])
-        found = _gradient(run, _spoilt(case.x, [place, -1], math.inf), weight * kept[..., None])
-        told = f"inf reaches gradients of what does not see it in {verb}"
-        gradients[told] = _error(found, wanted, kept)
         wanted = _gradient(run, case.x, weight * apart[..., None])
+        found = _gradient(run, _spoilt(case.x, [place], math.inf), weight * apart[..., None])
+        told = f"inf reaches gradients of other rows or documents in {verb}"
+        gradients[told] = _error(found, wanted, apart)
         found = _gradient(run, case.x, _spoilt(weight, [place], math.nan))
         told = f"a gradient that is NaN reaches those of other rows or documents in {verb}"
         gradients[told] = _error(found, wanted, apart)
     yield _worst("inf and NaN stay in their document", outputs, case.limit)
     yield _worst("gradients: inf and NaN stay in their document", gradients, case.limit)
+
+
+def _refuses(case: Case) -> bool:
+    """Whether the layer refuses what is not finite, so that nothing can leak."""
+    try:
+        case.layer.check_values(_spoilt(case.x, [0], math.inf))
+    except InputError:
+        return True
+    return False
 
 
 def _worst(clause: str, errors: dict[str, float], limit: float) -> Finding:
