@@ -96,6 +96,26 @@ def test_every_layer_keeps_its_precision_in_every_mode(name: str, mode: str) -> 
         assert error <= limit, (verb, float(error))
 
 
+def gradients(layer: Any, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    layer = copy.deepcopy(layer)
+    layer(x).square().sum().backward()
+    given = [x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]
+    return torch.cat([(g.double() / (g.abs().max() + 1e-30)).flatten() for g in given])
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("mode", ["grad", "high", "medium", "default float64", "default bfloat16"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_gradients_keep_their_precision_in_every_mode(name: str, mode: str) -> None:
+    layer, x, _ = case(name)
+    context, limit = MODES[mode]
+    wanted = gradients(copy.deepcopy(layer).double(), x.double())
+    with context():
+        found = gradients(layer, x)
+    assert (found - wanted).abs().max() <= 2 * limit
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_layer_has_its_shapes_without_numbers(name: str) -> None:
     layer, x, wanted = case(name)
