@@ -75,8 +75,9 @@ def test_a_finished_run_goes_on_for_more_steps_as_one_planned_for_them(
 
 
 @pytest.mark.slow
-def test_a_run_killed_eight_times_ends_with_the_same_bits(tmp_path: Path) -> None:
-    script = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path)]
+@pytest.mark.parametrize("which", ["carries", "chooses"])
+def test_a_run_killed_eight_times_ends_with_the_same_bits(tmp_path: Path, which: str) -> None:
+    script = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path), which]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     ends = json.loads(done.stdout)
