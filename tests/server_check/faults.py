@@ -129,9 +129,9 @@ def not_reloaded(engine: Engine) -> None:
 
     keep = kept._keep
 
-    def remembered(key: bytes, state: SessionState, *, now: bool = False) -> None:
+    def remembered(key: bytes, state: SessionState, **how: bool) -> None:
         known.add(key)
-        keep(key, state, now=now)
+        keep(key, state, **how)
 
     kept.get, kept._keep = wrong, remembered  # type: ignore[method-assign]
     kept.holds = known.__contains__  # type: ignore[method-assign]
@@ -199,13 +199,13 @@ def shared_branch(engine: Engine) -> None:
             given.append(state)
         return state
 
-    def written(key: bytes, state: SessionState, *, now: bool = False) -> None:
+    def written(key: bytes, state: SessionState, **how: bool) -> None:
         for old in given:
             for a, b in zip(*map(pytree.tree_leaves, (old.model, state.model)), strict=True):
                 if a.is_floating_point() and a.shape == b.shape:
                     a.copy_(b)
         given.clear()
-        keep(key, state, now=now)
+        keep(key, state, **how)
 
     kept.get, kept.keep = seen, written  # type: ignore[method-assign]
 
