@@ -170,8 +170,10 @@ class _Held:
                 everywhere if bad is None else _on(bad, gradient), torch.nan
             )
 
-        def at_node(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            own = spoilt(gradients[self.number])
+        def at_node(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+            handle.remove()
+            own = gradients[self.number]  # none if nothing asks for it
+            own = own if own is None else spoilt(own)
             return *gradients[: self.number], own, *gradients[self.number + 1 :]
 
         if tensor is not None:

@@ -20,11 +20,9 @@ Run = Callable[[Tensor], Tensor]
 
 
 def nothing_leaks(case: Case) -> Iterator[Finding]:
-    """What one document holds never reaches another, even inf and NaN.
-
-    In outputs, it reaches no earlier position either. Gradients of earlier positions are left out:
-    what follows a layer, such as a norm, may give them 0 times NaN.
-    """
+    """What one document holds never reaches another, even inf and NaN."""
+    # In outputs, it reaches no earlier position either. Gradients of earlier positions are left
+    # out: what follows a layer in a stack, such as a norm, may give them 0 times NaN.
     if not case.x.is_floating_point() or case.x.shape[1] < SHORTEST or _refuses(case):
         return
     length, device = case.x.shape[1], case.x.device
