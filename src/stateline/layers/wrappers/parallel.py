@@ -22,10 +22,10 @@ class Parallel(Composite):
 
     .. math::
         \begin{aligned}
-        \text{sum:} \quad & y = \textstyle\sum_i f_i(x) \\
-        \text{norm:} \quad & y = \tfrac{1}{n} \textstyle\sum_i w_i \odot \mathrm{norm}(f_i(x)) \\
-        \text{hymba:} \quad & y = W \tfrac{1}{n} \textstyle\sum_i w_i \odot \mathrm{norm}(f_i(x)) \\
-        \text{adapter:} \quad & y = \tfrac{1}{n} \Bigl( f_1(x) + \textstyle\sum_{i>1} W_i\,
+        \text{sum:} \quad & y = \sum_i f_i(x) \\
+        \text{norm:} \quad & y = \tfrac{1}{n} \sum_i w_i \odot \mathrm{norm}(f_i(x)) \\
+        \text{hymba:} \quad & y = W \tfrac{1}{n} \sum_i w_i \odot \mathrm{norm}(f_i(x)) \\
+        \text{adapter:} \quad & y = \tfrac{1}{n} \Bigl( f_1(x) + \sum_{i>1} W_i\,
         \bigl[ \mu_1 + \sigma_1 (f_i(x) - \mu_i) / \sigma_i \bigr] + b_i \Bigr)
         \end{aligned}
 
