@@ -228,7 +228,7 @@ def test_of_a_context_the_end_is_read_that_fits_the_model() -> None:
     (text,) = judge.generate_until([asked(context, {"until": ["\n"], "max_gen_toks": 5})])
     written = generate(model, torch.tensor([encoded(context[-8:])]), 5)[0].tolist()
     assert text == bytes(written).decode(errors="replace").partition("\n")[0]
-    with pytest.raises(InputError, match="max_len=12 tokens, got 13 to score"):
+    with pytest.raises(InputError, match="made for 12 tokens, got 13 to score"):
         judge.loglikelihood([asked("a", "x" * 13)], disable_tqdm=True)
 
 

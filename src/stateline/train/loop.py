@@ -129,7 +129,7 @@ class Trainer:
         processes: Processes,
         folder: Path | None,
         run: Any,
-        teacher: LanguageModel | None,
+        teacher: LanguageModel | None = None,
     ) -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise InputError(
