@@ -380,7 +380,8 @@ def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     [
         {},
         {"optimizer": "muon", "pattern": "gated_delta_net moe"},
-        {"pattern": "h3 moe(experts=4, top_k=1, balance=0, correction=true, correction_rate=1)"},
+        # two experts: of one, the router has no gradient but roundings, which Adam makes large
+        {"pattern": "h3 moe(experts=4, top_k=2, balance=0, correction=true, correction_rate=1)"},
         {"optimizer": "muon", "shard": 1},
         {"optimizer": "muon", "shard": 4},
         {"precision": "bfloat16"},
