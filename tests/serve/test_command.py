@@ -81,7 +81,8 @@ def test_a_server_that_is_stopped_says_what_became_of_its_states(
     process.stdout.readline()
     process.send_signal(number)
     _, told = process.communicate(timeout=60)
-    assert told == "stateline: the server has ended; its states are gone\n"
+    *_, last = told.splitlines()  # kernels may be compiled first, and told
+    assert last == "stateline: the server has ended; its states are gone"
     assert process.returncode == 128 + number
 
 
