@@ -110,6 +110,8 @@ def test_a_probe_that_was_stopped_goes_on_after_the_last_whole_layer(tmp_path: P
     spec = str(tmp_path / "model")
     (known,) = probe_heads(spec, [ASKED], Material(None), unread, tmp_path).found
     assert known == again
+    with pytest.raises(AssertionError):  # in another precision it is read, and measured again
+        probe_heads(spec, [ASKED], Material(None), unread, tmp_path, settings=("bfloat16",))
     path.write_text("{")
     with pytest.raises(InputError, match="damaged"):
         read_heads(tmp_path)

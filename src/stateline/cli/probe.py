@@ -104,7 +104,14 @@ def _heads(given: Namespace, command: str) -> int:
     load = partial(load_reader, tokenizer=given.tokenizer, device=device, dtype=dtype)
     tell = partial(print, flush=True)
     results = probe_heads(
-        model, questions, Material(given.data), load, folder, command=command, tell=tell
+        model,
+        questions,
+        Material(given.data),
+        load,
+        folder,
+        settings=(given.tokenizer, given.dtype),
+        command=command,
+        tell=tell,
     )
     print_heads(results, console)
     write_heads(results, folder / "heads.html")

@@ -232,6 +232,7 @@ def probe_heads(
     load: Callable[[str], Reader],
     folder: Path,
     *,
+    settings: Sequence[str | None] = (),
     command: str = "",
     tell: Callable[[str], object] = lambda _: None,
 ) -> Ablations:
@@ -243,6 +244,7 @@ def probe_heads(
         material: Names, documents and questions.
         load: Reads the model.
         folder: Folder of ``heads.json``.
+        settings: How ``load`` reads it, such as in which precision; others are measured again.
         command: How to produce the results again.
         tell: Called with lines that tell how far it is.
 
@@ -254,7 +256,7 @@ def probe_heads(
         results = read_heads(folder) if (folder / FILE).exists() else no_ablations(command)
         reader: Reader | None = None
         for asked in questions:
-            key = _key(model, asked, material)
+            key = _key(model, asked, material, settings)
             known = [one for one in results.found if one.key == key]
             if known and known[0].done == known[0].layers:
                 tell(f"{model}  {asked.task} {asked.length}: measured before")
@@ -292,9 +294,9 @@ def _begin(model: str, asked: Question, key: str, examples: int) -> Ablation:
     )
 
 
-def _key(model: str, asked: Question, material: Material) -> str:
+def _key(model: str, asked: Question, material: Material, settings: Sequence[str | None]) -> str:
     """Hash of all that the scores depend on, apart from the machine."""
     kind = PROBES[asked.task].data if asked.task in PROBES else ""
     data = material.fingerprint(kind) if kind else ""
-    about = [asked._replace(rows=0), data, fingerprint(model, None)]
+    about = [asked._replace(rows=0), data, fingerprint(model, None), *settings]
     return sha256(json.dumps(about).encode()).hexdigest()[:16]
