@@ -31,7 +31,8 @@ def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
     )
     for case, work in dict.fromkeys((figure.case, figure.work) for figure in found.figures):
         own = [f for f in found.figures if (f.case, f.work) == (case, work)]
-        console.print(_table(f"{case}, {work}", own, judge))
+        console.print(f"{case}, {work}", style="italic", highlight=False, soft_wrap=True)
+        console.print(_table(own, judge))
     for skipped in found.skipped:
         console.print(
             f"left out: {skipped.case} {skipped.work} at {skipped.length} by {skipped.candidate}: "
@@ -45,7 +46,7 @@ def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
         )
 
 
-def _table(title: str, figures: Sequence[Figure], judge: bool) -> Table:
+def _table(figures: Sequence[Figure], judge: bool) -> Table:
     """A row for each figure, without the columns that none of them has."""
     columns: dict[str, list[str]] = {}
     for (batch, length), group in groupby(figures, key=lambda f: (f.batch, f.length)):
@@ -67,7 +68,7 @@ def _table(title: str, figures: Sequence[Figure], judge: bool) -> Table:
             for heading, cell in cells.items():
                 columns.setdefault(heading, []).append(cell)
     columns = {heading: cells for heading, cells in columns.items() if any(cells)}
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for heading, column in columns.items():
         if heading == "by":
             table.add_column(heading, overflow="fold")
