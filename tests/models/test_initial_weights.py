@@ -38,6 +38,7 @@ BRANCHES = 4**0.5
         ("mamba", 0.02, UNIFORM, *(UNIFORM / BRANCHES,) * 2, UNIFORM / 2 / BRANCHES),
         ("staircase", 1.0, UNIFORM, *(UNIFORM / BRANCHES,) * 2, UNIFORM / 2 / BRANCHES),
         ("t5", 1.0, *(D**-0.5,) * 3, (4 * D) ** -0.5),
+        ("lstm", 0.1 / 3**0.5, *(UNIFORM,) * 3, UNIFORM / 2),
     ],
 )
 def test_a_scheme_starts_at_its_deviations(
@@ -55,6 +56,11 @@ def test_a_scheme_starts_at_its_deviations(
     }
     for name, deviation in wanted.items():
         assert found[name] == pytest.approx(deviation, rel=0.03), name
+
+
+def test_embeddings_of_the_lstm_code_are_uniform() -> None:
+    embedding = weights("lstm")["embedding.weight"]
+    assert 0.099 < embedding.abs().max() <= 0.1
 
 
 def test_biases_are_zero_but_in_the_staircase_code() -> None:

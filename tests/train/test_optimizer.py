@@ -207,6 +207,13 @@ def test_vectors_decay_if_asked_to(model: LanguageModel) -> None:
     assert grouped(model, config)["ssm"]["weight_decay"] == 0.0
 
 
+def test_everything_decays_if_asked_to(model: LanguageModel) -> None:
+    groups = grouped(model, TrainConfig(decay_all=True))
+    assert {name: group["weight_decay"] for name, group in groups.items()} == dict.fromkeys(
+        ("decay", "no_decay", "ssm"), 0.1
+    )
+
+
 def test_adafactor_has_the_rates_of_the_groups(model: LanguageModel) -> None:
     config = TrainConfig(optimizer="adafactor", lr=1e-2, warmup_steps=0)
     optimizer = make_optimizer(model, config)

@@ -12,9 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from stateline import ops
 from stateline.bench.memory import peak_bytes
 from stateline.bench.record import Figure, Skipped
-from stateline.bench.suites import BOTH, FORWARD, Settings, call_of, figure_of
-from stateline.bench.timing import Call, interleave, stopwatch
-from stateline.errors import InputError
+from stateline.bench.suites import BOTH, FORWARD, Settings, call_of, figure_of, first_call
+from stateline.bench.timing import interleave
 from stateline.ops import OPS, use_backend
 from stateline.ops.op import Sizes
 
@@ -87,7 +86,7 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                     reason = _too_slow(known.get((backend, work)), case.flops)
                     call = call_of(partial(case.run, backend=backend), case.leaves, work)
                     if not reason:
-                        reason, first[backend] = _first(call, settings.device)
+                        reason, first[backend] = first_call(call, settings.device)
                     if reason:
                         settings.skipped.append(Skipped(name, backend, work, length, reason))
                     else:
@@ -119,16 +118,6 @@ def _too_slow(known: tuple[float, float] | None, flops: float) -> str:
         return ""
     predicted = known[0] * flops / known[1]
     return f"predicted to take {predicted:.0f} s" if predicted > MOST_SECONDS else ""
-
-
-def _first(call: Call, device: torch.device) -> tuple[str, float]:
-    """Why a backend cannot run a call, or the seconds of this first call."""
-    try:
-        return "", stopwatch(device)(call, 1)
-    except InputError as error:
-        return str(error), 0.0
-    except torch.OutOfMemoryError:
-        return "it needs more memory than the device has", 0.0
 
 
 def _error(case: Case, backend: str, work: str, length: int) -> float | None:

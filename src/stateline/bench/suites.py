@@ -12,7 +12,7 @@ from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
 from stateline.bench.peers import Build, BuildTrained, bare_layer, is_transformer, layer_of
 from stateline.bench.record import Figure, Skipped
-from stateline.bench.timing import Call, Timing, interleave
+from stateline.bench.timing import Call, Timing, interleave, stopwatch
 from stateline.layers import Stack
 from stateline.models.config import ModelConfig
 from stateline.models.factory import make_model
@@ -81,8 +81,17 @@ class Settings:
     def timed(
         self, case: str, work: str, sizes: Sizes, calls: Mapping[str, Call], *, memory: bool = False
     ) -> Iterator[Figure]:
-        """Time candidates in turns."""
-        found = interleave(calls, seconds=self.seconds, device=self.device, clock=self.clock)
+        """Time candidates in turns, without those that fail at their first call."""
+        able, first = {}, {}
+        for name, call in calls.items():
+            reason, first[name] = first_call(call, self.device)
+            if reason:
+                self.skipped.append(Skipped(case, name, work, sizes.length, reason))
+            else:
+                able[name] = call
+        found = interleave(
+            able, seconds=self.seconds, device=self.device, first=first, clock=self.clock
+        )
         for name, timing in found.items():
             n_bytes = peak_bytes(calls[name], self.device) if memory else None
             yield figure_of(case, name, work, sizes, timing, n_bytes=n_bytes)
@@ -91,6 +100,20 @@ class Settings:
     def of_models(self) -> Sequence[str]:
         """Backends to compare in whole layers and models."""
         return self.backends or ("torch", "auto")
+
+
+def first_call(call: Call, device: torch.device) -> tuple[str, float]:
+    """Why a candidate cannot run, or the seconds of its first call.
+
+    Whatever fails costs this candidate alone: a device without enough memory, or a kernel that its
+    compiler refuses.
+    """
+    try:
+        return "", stopwatch(device)(call, 1)
+    except torch.OutOfMemoryError:
+        return "it needs more memory than the device has", 0.0
+    except Exception as error:  # noqa: BLE001
+        return next(iter(str(error).splitlines()), type(error).__name__), 0.0
 
 
 def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure]:

@@ -14,7 +14,7 @@ from stateline.files import parse_json_object
 from stateline.models.pattern import Value, canonical_pattern
 from stateline.settings import check_settings
 
-Init = Literal["width", "gpt2", "h3", "neox", "mamba", "staircase", "t5"]
+Init = Literal["width", "gpt2", "h3", "neox", "mamba", "staircase", "t5", "lstm"]
 
 ConfigT = TypeVar("ConfigT", bound="ModelConfig")
 
@@ -99,7 +99,7 @@ class ModelConfig:
             hidden units of feed-forwards and what LSTM layers pass on are dropped by the keyword
             ``dropout`` of these layers.
         init: How weights begin: by the model's ``width``, or as in the official code of ``gpt2``,
-            ``h3``, ``neox``, ``mamba``, ``staircase`` or ``t5``.
+            ``h3``, ``neox``, ``mamba``, ``staircase``, ``t5`` or ``lstm``.
     """
 
     kind: ClassVar[str] = "language_model"

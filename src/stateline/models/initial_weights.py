@@ -20,11 +20,13 @@ class _Scheme(NamedTuple):
             distribution.
         embedding: Standard deviation of embeddings: a number, or ``width``.
         scaled: Layers whose last map is divided by the root of the number of branches.
+        uniform: Whether embeddings have a uniform distribution, of the same deviation.
     """
 
     linear: float | Literal["width", "fan_in"] | None
     embedding: float | Literal["width"]
     scaled: tuple[type, ...]
+    uniform: bool = False
 
 
 _ALL = (nn.Module,)
@@ -38,6 +40,7 @@ _SCHEMES: Mapping[Init, _Scheme] = {
     "mamba": _Scheme(None, 0.02, _ALL),
     "staircase": _Scheme(None, 1.0, _ALL),
     "t5": _Scheme("fan_in", 1.0, ()),
+    "lstm": _Scheme(None, 0.1 / 3**0.5, (), uniform=True),
 }
 
 
@@ -55,6 +58,7 @@ def initialise(model: nn.Module, d_model: int, init: Init = "width") -> None:
     ``mamba``       PyTorch's uniform distribution        normal, 0.02        all last maps
     ``staircase``   PyTorch's, also biases                normal, 1           all last maps, biases
     ``t5``          normal, :math:`1/\sqrt{d_{in}}`       normal, 1           none
+    ``lstm``        PyTorch's uniform distribution        uniform, ±0.1       none
     ==============  ====================================  ==================  ======================
 
     Biases are zero, except with ``staircase``. :math:`d` is the width of the model, and a last map
@@ -65,12 +69,18 @@ def initialise(model: nn.Module, d_model: int, init: Init = "width") -> None:
         2019; ``h3``: HazyResearch/H3; ``neox``: the models of "Repeat After Me"; ``mamba``:
         state-spaces/mamba; ``staircase``: facebookresearch/transformer-sequential, which divides
         with pre-norm alone; ``t5``: Raffel et al., 2020, the family of the Block-Recurrent code,
-        without its small query maps.
+        without its small query maps; ``lstm``: sjelassi/transformers_ssm_copy, whose own code leaves
+        the recurrent weights as PyTorch draws them.
     """
     scheme = _SCHEMES[init]
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=_deviation(scheme.embedding, d_model, d_model))
+            std = _deviation(scheme.embedding, d_model, d_model)
+            bound = std * 3**0.5
+            if scheme.uniform:
+                nn.init.uniform_(module.weight, -bound, bound)
+            else:
+                nn.init.normal_(module.weight, std=std)
         if isinstance(module, nn.Linear) and scheme.linear is not None:
             std = _deviation(scheme.linear, d_model, module.in_features)
             nn.init.normal_(module.weight, std=std)

@@ -69,6 +69,8 @@ class TrainConfig:
         weight_decay: Weight decay of matrices; norms, biases and the parameters under ``ssm_lr``
             are not decayed.
         decay_vectors: Decay norms and biases, too, as the official H3 code does.
+        decay_all: Decay every parameter, also those that layers exclude (the decay rates and skips of
+            Mamba, state spaces), as plain AdamW does.
         beta1: Decay rate of the running mean of gradients, for AdamW; for ``adafactor_momentum``,
             of changes.
         beta2: Decay rate of the running mean of squared gradients, for AdamW.
@@ -154,6 +156,7 @@ class TrainConfig:
     muon_heads: bool = False
     weight_decay: float = 0.1
     decay_vectors: bool = False
+    decay_all: bool = False
     beta1: float = 0.9
     beta2: float = 0.999
     accumulate: int = 1

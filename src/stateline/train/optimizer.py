@@ -24,7 +24,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
 
     A layer's ``optimizer_groups`` assigns its own parameters to ``ssm`` (own learning rate, no
     weight decay) or ``no_decay``. All other matrices are decayed; vectors (norms, biases) are not,
-    unless ``decay_vectors`` says so. For Muon, the weights of the linear maps between the embedding
+    unless ``decay_vectors`` says so; with ``decay_all``, every group is decayed. For Muon, the weights of the linear maps between the embedding
     and the head, including the weights of each expert, are the group ``matrices``.
 
     Args:
@@ -52,13 +52,14 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
         peaks["ssm"] = min(1e-3, config.lr)
     rows = _rows_of_maps(model, heads=config.muon_heads)
     rates = {name: peaks.get(name) or config.lr for name in members}
+    decayed_groups = members if config.decay_all else ("decay", MATRICES)
     return [
         {
             "name": name,
             "params": parameters,
             "lr": rates[name],
             "peak": rates[name],
-            "weight_decay": config.weight_decay if name in ("decay", MATRICES) else 0.0,
+            "weight_decay": config.weight_decay if name in decayed_groups else 0.0,
             **({"rows": [rows.get(p, ()) for p in parameters]} if name == MATRICES else {}),
         }
         for name, parameters in members.items()
