@@ -69,8 +69,8 @@ def initialise(model: nn.Module, d_model: int, init: Init = "width") -> None:
         2019; ``h3``: HazyResearch/H3; ``neox``: the models of "Repeat After Me"; ``mamba``:
         state-spaces/mamba; ``staircase``: facebookresearch/transformer-sequential, which divides
         with pre-norm alone; ``t5``: Raffel et al., 2020, the family of the Block-Recurrent code,
-        without its small query maps; ``lstm``: sjelassi/transformers_ssm_copy, whose own code leaves
-        the recurrent weights as PyTorch draws them.
+        without its small query maps; ``lstm``: the LSTM of "Repeat After Me", whose code leaves the
+        recurrent weights as PyTorch draws them.
     """
     scheme = _SCHEMES[init]
     for module in model.modules():

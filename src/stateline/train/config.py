@@ -69,8 +69,8 @@ class TrainConfig:
         weight_decay: Weight decay of matrices; norms, biases and the parameters under ``ssm_lr``
             are not decayed.
         decay_vectors: Decay norms and biases, too, as the official H3 code does.
-        decay_all: Decay every parameter, also those that layers exclude (the decay rates and skips of
-            Mamba, state spaces), as plain AdamW does.
+        decay_all: Decay every parameter, also those that layers exclude (the decay rates and skips
+            of Mamba, state spaces), as plain AdamW does.
         beta1: Decay rate of the running mean of gradients, for AdamW; for ``adafactor_momentum``,
             of changes.
         beta2: Decay rate of the running mean of squared gradients, for AdamW.

@@ -24,8 +24,9 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
 
     A layer's ``optimizer_groups`` assigns its own parameters to ``ssm`` (own learning rate, no
     weight decay) or ``no_decay``. All other matrices are decayed; vectors (norms, biases) are not,
-    unless ``decay_vectors`` says so; with ``decay_all``, every group is decayed. For Muon, the weights of the linear maps between the embedding
-    and the head, including the weights of each expert, are the group ``matrices``.
+    unless ``decay_vectors`` says so; with ``decay_all``, every group is decayed. For Muon, the
+    weights of the linear maps between the embedding and the head, including the weights of each
+    expert, are the group ``matrices``.
 
     Args:
         model: Any module.
