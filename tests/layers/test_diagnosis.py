@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from stateline.layers import SequenceLayer
+from stateline.layers import SequenceLayer, Stack
 from stateline.layers.law import check_layer
 from stateline.layers.law.case import Case
 from stateline.layers.law.precision import precision
@@ -103,8 +103,9 @@ SAID: dict[type[Twin], str] = {
     planted.PositionOfTheFirstRow: "rows with different numbers of tokens are treated as equally "
     "long: the longer",
     planted.HiddenState: "forward_chunk remembers earlier calls",
-    planted.GradientCutBetweenChunks: "forward_chunk passes no gradient through the state that it",
-    planted.GradientCutBetweenSteps: "step passes no gradient through its state",
+    planted.GradientCutBetweenChunks: "forward_chunk passes no gradient through the state that it "
+    "returns: h",
+    planted.GradientCutBetweenSteps: "step passes no gradient through its state: h",
     planted.GradientIsNotANumber: "the gradient that forward_chunk gives core.weight is not a num",
     planted.InitialStateCut: "init_state or forward_chunk passes no gradient to core.start",
     planted.InitialStateCutEverywhere: "no method passes a gradient to core.start",
@@ -213,3 +214,23 @@ def test_a_search_for_the_cause_that_raises_does_not_hide_the_error() -> None:
         yield str(1 / 0)
 
     assert explained("steps = forward", 0.5, 1e-9, causes()) == ("steps = forward", 0.5, 1e-9, "")
+
+
+def test_a_cut_in_one_of_several_layers_names_the_field_of_the_state() -> None:
+    torch.manual_seed(0)
+    stack = Stack(planted.Decay(), planted.GradientCutBetweenChunks())
+    said = check_layer(stack).diagnosis
+    assert said == "forward_chunk passes no gradient through the state that it returns: [1].h"
+    stack = Stack(planted.GradientCutBetweenSteps(), planted.Decay())
+    assert check_layer(stack).diagnosis == "step passes no gradient through its state: [0].h"
+
+
+class Short(Twin):
+    max_len = 30
+
+
+def test_the_report_tells_the_longest_sequence_that_was_checked() -> None:
+    assert check_layer(planted.Twin(), length=0).tokens == 13
+    assert check_layer(planted.Twin(), length=40).tokens == 40
+    assert "the law holds up to 40 tokens" in str(check_layer(planted.Twin(), length=40))
+    assert check_layer(Short()).tokens == 17

@@ -135,7 +135,7 @@ def check_layer(
         with suppress(Exception):
             case.warm()  # the first call also makes initial states, to learn their shapes
         findings = [finding for clause in _CLAUSES for finding in _apply(clause, case)]
-    return LawReport(name or type(layer).__name__, tuple(findings))
+    return LawReport(name or type(layer).__name__, tuple(findings), case.longest)
 
 
 def _apply(clause: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:

@@ -18,7 +18,11 @@ LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 @dataclass
 class Case:
-    """A layer, an input, the lengths of the chunks into which it is cut, and a longer length."""
+    """A layer, an input, and the lengths of the chunks into which it is cut.
+
+    Attributes:
+        length: Tokens of a longer input, if the layer can read so many.
+    """
 
     layer: AnyLayer
     x: Tensor
@@ -30,6 +34,12 @@ class Case:
     def limit(self) -> float:
         """Largest relative error that passes."""
         return LIMITS[self.dtype]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence: one with another behind it, if the layer has room."""
+        size, most = self.x.shape[1], self.layer.max_len
+        return max(size, self.length if most is None else min(self.length, most - size))
 
     def run(self, x: Tensor, chunks: Sequence[int], state: State) -> tuple[Tensor, State]:
         """Feed the chunks in order."""

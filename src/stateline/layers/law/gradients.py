@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stateline.layers.base import LOW_PRECISION
-from stateline.layers.law.case import Case, chooses, finite, relative
+from stateline.layers.law.case import Case, chooses, fields, finite, relative
 from stateline.layers.law.report import Finding, explained
 from stateline.layers.state import State
 
@@ -41,11 +41,14 @@ def gradients_agree(case: Case) -> Iterator[Finding]:
     if judged and not _uses_half_precision(case):
         yield _derivative(case, x, weight, whole)
 
-    leaves, spec = pytree.tree_flatten(case.warm())
-    leaves = [t.requires_grad_() if t.is_floating_point() else t for t in leaves]
-    state = pytree.tree_unflatten(leaves, spec)
-    whole = gradients(case, x, case.layer.forward_chunk(x, state)[0], weight, leaves)
-    yield from _agree(case, "gradients from a state: {}", x, weight, whole, leaves, state)
+    state = _asking(case.warm())
+    whole = gradients(case, x, case.layer.forward_chunk(x, state)[0], weight, state)
+    yield from _agree(case, "gradients from a state: {}", x, weight, whole, state)
+
+
+def _asking(state: State) -> State:
+    """The state, whose numbers now ask for gradients."""
+    return pytree.tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, state)
 
 
 def _agree(
@@ -54,14 +57,13 @@ def _agree(
     x: Tensor,
     weight: Tensor,
     whole: dict[str, Tensor],
-    leaves: Sequence[Tensor] = (),
-    state: State | None = None,
+    state: State = (),
 ) -> Iterator[Finding]:
     """Chunks and steps have the gradients of the whole."""
     runs = {"chunks": partial(case.run, x, case.chunks), "steps": partial(case.by_steps, x)}
     for (told, run), verb in zip(runs.items(), case.verbs(), strict=True):
-        y, _ = run(case.init() if state is None else state)
-        found = gradients(case, x, y, weight, leaves)
+        y, _ = run(state if fields(state) else case.init())
+        found = gradients(case, x, y, weight, state)
         causes = _causes(case, verb, found, whole)
         yield compare(clause.format(told), found, whole, case.limit, causes)
 
@@ -70,30 +72,52 @@ def _causes(
     case: Case, verb: str, found: dict[str, Tensor], wanted: dict[str, Tensor]
 ) -> Iterator[str]:
     """Where a gradient stops, or is not a number."""
-    leaves, spec = pytree.tree_flatten(case.warm())
-    if floats := [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]:
-        y, after = case.verbs()[verb](case.x, pytree.tree_unflatten(leaves, spec))
-        if y.requires_grad:
-            given = torch.autograd.grad(
-                y.sum(), floats, allow_unused=True, materialize_grads=True, retain_graph=True
-            )
-            if not any(bool(grad.any()) for grad in given):
-                yield f"{verb} passes no gradient through its state"
-        if not any(leaf.requires_grad for leaf in pytree.tree_leaves(after)):
-            yield f"{verb} passes no gradient through the state that it returns"
+    if names := ", ".join(_without_gradient(case, verb)):
+        yield f"{verb} passes no gradient through its state: {names}"
+    if names := ", ".join(_cut_off(case, verb)):
+        yield f"{verb} passes no gradient through the state that it returns: {names}"
     if lost := [name for name, grad in found.items() if not grad.isfinite().all()]:
         yield f"the gradient that {verb} gives {lost[0]} is not a number"
     if lost := [name for name, grad in wanted.items() if grad.any() and not found[name].any()]:
         yield f"init_state or {verb} passes no gradient to {', '.join(lost)}, forward does"
 
 
-def gradients(
-    case: Case, x: Tensor, y: Tensor, weight: Tensor, leaves: Sequence[Tensor]
-) -> dict[str, Tensor]:
+def _without_gradient(case: Case, verb: str) -> Iterator[str]:
+    """Fields of a state that change the output of a method, but get no gradient from it."""
+    state, call = _asking(case.warm()), case.verbs()[verb]
+    y, _ = call(case.x, state)
+    asking = {name: t for name, t in fields(state).items() if t.requires_grad}
+    if not y.requires_grad or not asking:
+        return
+    grads = torch.autograd.grad(
+        y.sum(), [*asking.values()], allow_unused=True, materialize_grads=True
+    )
+    for (name, field), grad in zip(asking.items(), grads, strict=True):
+        if not grad.any():
+            with torch.no_grad():
+                kept = field.clone()
+                field.add_(torch.randn_like(field), alpha=0.1)
+                moved = relative(call(case.x, state)[0], y)
+                field.copy_(kept)
+            if moved > case.limit:
+                yield name
+
+
+def _cut_off(case: Case, verb: str) -> Iterator[str]:
+    """Fields of a returned state that depend on the input, but not for autograd."""
+    call, start = case.verbs()[verb], _asking(case.warm())
+    after, other = (call(x, start)[1] for x in (case.x, case.example(*case.x.shape[:2])))
+    for (name, field), second in zip(fields(after).items(), fields(other).values(), strict=True):
+        floats = field.is_floating_point() and field.shape == second.shape
+        if floats and not field.requires_grad and not field.equal(second):
+            yield name
+
+
+def gradients(case: Case, x: Tensor, y: Tensor, weight: Tensor, state: State) -> dict[str, Tensor]:
     """Gradients of a random projection of the output, by name; zero where nothing flows."""
     targets: dict[str, Tensor] = dict(case.layer.named_parameters())
     targets["the input"] = x
-    targets |= {f"state leaf {i}": leaf for i, leaf in enumerate(leaves)}
+    targets |= {f"{name} of the state": field for name, field in fields(state).items()}
     targets = {name: t for name, t in targets.items() if t.requires_grad and t.numel()}
     inputs = list(targets.values())
     grads = torch.autograd.grad(

@@ -39,11 +39,13 @@ class LawReport:
     Attributes:
         name: Name of the layer.
         findings: The result of every clause, causes before their consequences.
+        tokens: Length of the longest sequence that was checked.
         diagnosis: What is wrong, in one sentence; empty if the law holds.
     """
 
     name: str
     findings: tuple[Finding, ...]
+    tokens: int
 
     @property
     def ok(self) -> bool:
@@ -60,7 +62,8 @@ class LawReport:
 
     def __str__(self) -> str:
         width = max(len(finding.clause) for finding in self.findings)
-        said = "the law holds" if self.ok else f"THE LAW IS BROKEN: {self.diagnosis}"
+        holds = f"the law holds up to {self.tokens} tokens"
+        said = holds if self.ok else f"THE LAW IS BROKEN: {self.diagnosis}"
         lines = [f"{self.name}: {said}"]
         for clause, error, limit, note in self.findings:
             verdict = "ok    " if error <= limit else "BROKEN"
