@@ -1,4 +1,4 @@
-# make demo | test | test-avx2 | test-sse | test-all | fuzz | lint | ledger | docs
+# make demo | test | test-avx2 | test-sse | test-all | fuzz | lint | ledger | docs | release
 # Each sets up .venv by itself; nothing is written outside this folder.
 PYTHON ?= python3
 # Elsewhere than the default: make TORCH="torch==2.13.0 --index-url ..." picks another build.
@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 # The types of every call are checked; an int may be a float.
 TYPES := --jaxtyping-packages='stateline,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))'
 
-.PHONY: demo test test-avx2 test-sse test-all fuzz lint ledger docs clean
+.PHONY: demo test test-avx2 test-sse test-all fuzz lint ledger docs release clean
 .DEFAULT_GOAL := test
 
 # Less than three minutes on two idle cores, after the set-up. Started again, it goes on where it stopped.
@@ -61,13 +61,17 @@ docs: .venv/ready
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "the documentation is in docs/_build/html/index.html"
 
+# Wheel and sdist of the version in pyproject.toml, each checked in an empty environment elsewhere.
+release:
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" .ci/release
+
 # What running needs.
 .venv/run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  "stateline needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) $(TORCH)
-	$(PIP) -c constraints.txt -e ".[images]"
+	$(PIP) -c constraints.txt -e ".[cli,images]"
 	@touch $@
 
 # What tests, linters and the documentation need besides.
@@ -76,4 +80,4 @@ docs: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv build docs/_build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist docs/_build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

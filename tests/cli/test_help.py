@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+from stateline import __main__
 from stateline.cli import COMMANDS
 
 ANSWER = """
@@ -209,3 +213,25 @@ def test_commands_that_train_say_so_before_pytorch_loads() -> None:
         "training h3*2",
         "reproducing h3/table_2 with the seeds 0, 1, 2: results go to runs/papers",
     ]
+
+
+def test_without_the_packages_of_the_commands_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(__main__, "find_spec", lambda name: None if name != "rich" else object())
+    assert __main__.main() == 2
+    said = "the commands need jsonargparse, altair: pip install 'stateline[cli]'"
+    assert capsys.readouterr().err == f"stateline: error: {said}\n"
+
+
+def test_the_extra_of_the_commands_holds_what_they_need() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extra = {re.split(r"\W", line)[0] for line in project["optional-dependencies"]["cli"]}
+    assert extra == set(__main__.NEEDED)
+
+
+def test_layers_and_training_need_no_package_of_the_commands() -> None:
+    code = "import sys; sys.modules.update(dict.fromkeys(('jsonargparse', 'rich', 'altair')))\n"
+    code += "import stateline, stateline.compare, stateline.evaluate, stateline.generate\n"
+    code += "import stateline.train.loop; [getattr(stateline, name) for name in stateline.__all__]"
+    subprocess.run([sys.executable, "-c", code], check=True)
