@@ -16,6 +16,7 @@ from stateline.files import (
     regular_file,
     sha256,
     write_atomically,
+    write_folder,
     write_text,
 )
 
@@ -28,13 +29,28 @@ def test_text_is_written_with_the_folders_above_it(tmp_path: Path) -> None:
     assert path.read_bytes() == "é\n".encode()
 
 
-def test_a_file_is_replaced_and_readable_by_all(tmp_path: Path) -> None:
+def test_a_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "text"
     for text in ("a longer old text", "new"):
         write_text(path, text)
     assert path.read_text() == "new"
-    assert path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_a_new_file_has_the_permissions_that_the_process_gives(
+    tmp_path: Path, mask: int, mode: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        write_text(tmp_path / "text", "new")
+        write_folder(tmp_path / "folder", lambda own: (own / "text").touch(0o600))
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    for name in ("text", "folder/text"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == mode | (mode & 0o444) >> 2
 
 
 def test_a_reader_never_meets_half_a_file(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     with _beside(path) as folder:
         temporary = folder / path.name
         write(temporary)
-        temporary.chmod(0o644)
+        _open_to_others(temporary)
         sync(temporary)
         os.replace(temporary, path)
 
@@ -106,11 +106,21 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     """
     with _beside(path) as temporary:
         write(temporary)
-        temporary.chmod(0o755)
         for file in (*temporary.iterdir(), temporary):
+            _open_to_others(file)
             sync(file)
         shutil.rmtree(path, ignore_errors=True)
         os.replace(temporary, path)
+
+
+def _open_to_others(path: Path) -> None:
+    """Give a file or folder the permissions of a new one: some libraries write files for one user.
+
+    While the process's mask is read, it is the strictest.
+    """
+    mask = os.umask(0o077)
+    os.umask(mask)
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 @contextmanager

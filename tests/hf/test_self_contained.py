@@ -1,6 +1,8 @@
 """A folder that holds the code of its model needs no package."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from stateline.cli import main
 from stateline.models.checkpoint import save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
+from stateline.reports.format import short_bytes
 from tests.hf.conftest import MIXED, Make
 
 PROGRAM = """
@@ -72,6 +75,26 @@ def test_a_self_contained_folder_works_where_the_package_is_not_installed(
     done = run_without_the_package(exported, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "trust_remote_code=True" in (exported / "README.md").read_text()
+
+
+def test_it_holds_the_layers_of_its_model_alone(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (exported / "modeling_stateline.py").read_text()
+    named = set(re.findall(r"^#: stateline\.layers\.(?:mixers|wrappers)\.(\w+) ", code, re.M))
+    assert {"h3", "rg_lru", "lstm", "ladder"} <= named
+    assert not {"rwkv7", "mamba", "s5", "staircase"} & named
+    assert "RWKV7" not in code
+    size = (exported / "modeling_stateline.py").stat().st_size
+    assert f"the code of this model, {short_bytes(size)}" in capsys.readouterr().out
+
+
+def test_its_files_can_be_read_by_all(exported: Path) -> None:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in exported.iterdir()}
+    assert "model.safetensors" in modes
+    assert set(modes.values()) == {0o666 & ~mask}
 
 
 def test_its_sources_are_those_of_the_package_and_their_hashes_are_checked(

@@ -5,6 +5,7 @@ the tokenizer and a model card.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from stateline.cli.options import add_dtype, user_folder
 from stateline.cli.parser import Parser
@@ -30,6 +31,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     user_folder(given.run)
     transformers = needed("transformers", "stateline export", "hf")
     from stateline.hf import export
+    from stateline.hf.bundle import CODE
+    from stateline.reports.format import short_bytes
 
     transformers.utils.logging.disable_progress_bar()
     files = export(
@@ -41,6 +44,9 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         self_contained=given.self_contained,
     )
     print(f"wrote {given.dst}: {', '.join(files)}")
+    if given.self_contained:
+        size = (Path(given.dst) / CODE).stat().st_size
+        print(f"{CODE} holds the code of this model, {short_bytes(size)}, for review")
     if "tokenizer.json" not in files:
         print("without a tokenizer: the model reads token numbers")
     return 0
