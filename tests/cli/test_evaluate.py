@@ -60,10 +60,25 @@ def test_an_infinite_perplexity_is_null_in_json(say: Say, tmp_path: Path) -> Non
     ("model", "options", "window", "told"),
     [
         ("h3", ["--chunk", 64], None, "read in chunks of 64 tokens, with carried state"),
-        ("h3", ["--window", 32, "--stride", 8], 32, "read in windows of 32 tokens, each from"),
-        ("attention", [], 2048, "read in windows of 2,048 tokens, each from an empty state"),
+        (
+            "h3",
+            ["--window", 32, "--stride", 8],
+            32,
+            "read in windows of 32 tokens that overlap by 24",
+        ),
+        (
+            "attention",
+            [],
+            2048,
+            "read in windows of 2,048 tokens that overlap by 1,024, each",
+        ),
         ("attention", ["--window", 0], None, "read in chunks of 1,024 tokens, with carried state"),
-        ("short", [], 100, "read in windows of 100 tokens, each from an empty state"),
+        (
+            "short",
+            [],
+            100,
+            "read in windows of 100 tokens that overlap by 50, each from",
+        ),
     ],
 )
 def test_the_scores_are_those_of_the_library(

@@ -108,6 +108,16 @@ def test_a_leaf_of_another_shape_is_refused(name: str) -> None:
 
 
 @pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("name", ["h3", "attention", "mamba", "feed_forward"])
+def test_token_numbers_are_refused_by_a_layer_of_vectors(name: str) -> None:
+    layer, x = make(name), torch.ones(2, 3, WIDTH, dtype=torch.int64)
+    with pytest.raises(InputError, match=r"takes real numbers, got torch.int64: give x.float\(\)"):
+        layer(x)
+    with pytest.raises(InputError, match=r"\.step takes real numbers, got torch.int64"):
+        layer.step(x[:, 0], layer.init_state(2))
+
+
+@pytest.mark.usefixtures("unannotated")
 def test_a_complex_state_is_refused() -> None:
     layer = LSTM(8)
     state = pytree.tree_map(lambda leaf: leaf.to(torch.complex64), layer.init_state(2))

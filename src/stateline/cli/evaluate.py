@@ -181,7 +181,9 @@ def _score_files(given: Namespace) -> dict[str, Any]:
     if way["window"] is None:
         print(f"read in chunks of {given.chunk:,} tokens, with carried state\n")
     else:
-        print(f"read in windows of {way['window']:,} tokens, each from an empty state\n")
+        overlap = way["window"] - (given.stride or max(1, way["window"] // 2))
+        windows = f"windows of {way['window']:,} tokens that overlap by {overlap:,}"
+        print(f"read in {windows}, each from an empty state\n")
     total = reduce(add, scores.values())
     shown = scores if len(scores) == 1 else {**scores, "all": total}
     place = "position" if way["window"] is None else "in window"

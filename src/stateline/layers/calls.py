@@ -164,8 +164,12 @@ def _check_input(layer: Any, x: Tensor, name: str) -> None:
     axes = ("batch",) if name.startswith("step") else ("batch", "length")
     if not layer.takes_vectors:
         layer.check_values(x, axes)
-    if not (x.is_floating_point() and layer.takes_vectors):
         return
+    if not x.is_floating_point():
+        raise InputError(
+            f"{type(layer).__name__}.{name} takes real numbers, got {x.dtype}: give x.float(), or "
+            "token numbers to a model"
+        )
     fits = x.ndim == len(axes) + 1 or layer.any_batch_axes
     if not fits or x.shape[-1:] != (layer.d_model,):
         wanted = ", ".join((*axes, f"d_model={layer.d_model}"))
