@@ -164,14 +164,22 @@ def tiny_model(family: str) -> Any:
     return model.eval()
 
 
-def row(report: ModelReport) -> str:
-    """A line of the table: each kind of call with ``ok``, the largest error, or ``not offered``."""
-    cells = [report.name]
+def cells(report: ModelReport) -> tuple[str, ...]:
+    """Each kind of call with ``ok``, the largest error, or ``not offered``."""
+    cells = []
     for mode in ("generate", "training"):
         cells += [_cell(report, mode, call, safe) for call, safe in report.calls(mode).items()]
     plain = {call: safe for call, safe in report.calls("plain").items() if safe is False}
     worse = [f"{CALLS[call]} {_cell(report, 'plain', call, False)}" for call in plain]
-    return f"| {' | '.join([*cells, '; '.join(worse) or 'ok'])} |"
+    return (*cells, "; ".join(worse) or "ok")
+
+
+def rows(reports: list[ModelReport]) -> list[str]:
+    """A line of the table for the families that have the same cells."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for report in reports:
+        names.setdefault(cells(report), []).append(report.name)
+    return [f"| {' | '.join([', '.join(same), *given])} |" for given, same in names.items()]
 
 
 def _cell(report: ModelReport, mode: str, call: str, safe: bool | None) -> str:
@@ -202,7 +210,7 @@ def table(reports: list[ModelReport]) -> str:
             "",
             f"| {' | '.join(titles)} |",
             "|---" * len(titles) + "|",
-            *(row(report) for report in reports),
+            *rows(reports),
         ]
     )
 

@@ -216,3 +216,48 @@ def test_formulas_are_mathml(built: Path) -> None:
 def test_options_come_from_the_parser(built: Path) -> None:
     page = (built / "commands" / "compare.html").read_text(encoding="utf-8")
     assert "width of the first model, which the others match" in page
+
+
+def prose(text: str) -> Iterator[str]:
+    """The paragraphs and points of a page, without code, directives and tables."""
+    text = re.sub(r"^ *(```|:::).*?^ *\1 *$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for part in re.split(r"\n\s*\n|\n(?=\s*[-*] |\s*\d+\. )", text):
+        if not part.lstrip().startswith("|"):
+            yield part
+
+
+GUIDES = {page: text for page, text in PAGES.items() if not page.startswith(("papers/", "layers/"))}
+"""The pages that a user reads from beginning to end."""
+
+
+def test_the_documentation_is_short() -> None:
+    assert sum(len(text.split()) for text in GUIDES.values()) <= 28_000
+
+
+@pytest.mark.parametrize("page", sorted(GUIDES))
+def test_a_paragraph_is_short(page: str) -> None:
+    assert [part for part in prose(GUIDES[page]) if len(part.split()) > 90] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        (("W&B", "wandb", "MLflow"), "how-to/track"),
+        (("schedule of your own",), "how-to/own-loop"),
+        (("torchrun --nnodes 2", "sbatch"), "how-to/cluster"),
+    ],
+)
+def test_what_users_look_for_is_there(words: tuple[str, ...], page: str) -> None:
+    assert [word for word in words if word not in PAGES[page]] == []
+    assert page in PAGES["index"]
+
+
+def test_the_release_is_named_alike_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert len((ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()) <= 40
+
+
+def test_contributing_is_one_screen() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines()) <= 70

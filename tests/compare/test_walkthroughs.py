@@ -37,13 +37,13 @@ def without(arguments: list[str], *options: str) -> list[str]:
     return kept
 
 
-def test_four_gpus(
+def test_several_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Four workers on the CPU stand for four GPUs."""
+    """Four workers on the CPU stand for the GPUs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watch.webbrowser, "open", lambda _: True)
-    backends, first, again, report = commands("Four GPUs in one machine")
+    backends, first, again, report = commands("Eight GPUs in one machine")
     assert main([*without(backends, "--device"), "--device", "cpu"]) == 0
     here = [*SMALL, *TASK, "--device", "cpu", "--workers", "4"]
     dropped = ("--device", "--tasks", "--workers_per_gpu")
