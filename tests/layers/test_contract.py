@@ -43,6 +43,7 @@ OPTIONS = {
             "position": "alibi",
             "bias": "qkv",
             "score_scale": 0.7,
+            "soft_cap": 0.8,
             "qk_norm": "joint",
         },
         {
@@ -203,6 +204,7 @@ OPTIONS = {
             "rope_factor": 2.0,
             "bias": "out",
             "score_scale": 1.0,
+            "soft_cap": 0.8,
         },
         {"window": 5, "position": "alibi", "bias": True},
         {"window": 4, "position": "relative"},

@@ -167,6 +167,7 @@ GEMMA3 = {
     "layer_types": ["sliding_attention", "full_attention"],
     "query_pre_attn_scalar": 20,
 }
+GEMMA2 = {**BASE, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 20}
 MAMBA = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -433,6 +434,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 2,
             "intermediate_size": 48,
             "num_attention_heads": 4,
+        },
+    ),
+    "gemma": ("gemma", {**BASE, "head_dim": 12}),
+    "gemma2": (
+        "gemma2",
+        {**GEMMA2, "attn_logit_softcapping": 0.1, "final_logit_softcapping": 0.4},
+    ),
+    "gemma2 without caps": (
+        "gemma2",
+        {
+            **GEMMA2,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "attention_bias": True,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
         },
     ),
     "gemma3_text": ("gemma3_text", GEMMA3),

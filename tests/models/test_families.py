@@ -435,6 +435,7 @@ def test_a_model_that_a_family_cannot_express_is_not_written(tmp_path: Path) -> 
     ("name", "layer", "keyword", "value"),
     [
         ("llama", "attention", "score_scale", 0.5),
+        ("llama", "attention", "soft_cap", 5.0),
         ("llama", "attention", "position", "alibi"),
         ("gpt2", "attention", "score_scale", 0.5),
         ("bamba", "mamba2", "min_step", 1e-3),

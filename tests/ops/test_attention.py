@@ -45,20 +45,26 @@ def scheme(n_heads: int, slopes: bool, windows: bool) -> dict[str, Tensor]:
     return chosen | ({"windows": hard_alibi_windows(n_heads, n_heads // 2)} if windows else {})
 
 
-def test_the_definition_is_the_formula() -> None:
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+def test_the_definition_is_the_formula(soft_cap: float | None) -> None:
     q, k, v = case(4, slots=7)
     start, slopes, windows = torch.tensor([3, 1]), [0.5, 0.25, 0.0], [1, 3, 99]
-    mask = AttentionMask(start, torch.tensor(slopes), torch.tensor(windows))
+    mask = AttentionMask(start, torch.tensor(slopes), torch.tensor(windows), None, soft_cap)
     y = attention(q, k, v, mask, backend="reference")
     for row, t, head in _indices(q):
         i = int(start[row]) + t
         seen = [j for j in range(7) if 0 <= i - j < windows[head]]
         scores = [
-            float(q[row, t, head] @ k[row, j, head]) / math.sqrt(4) - slopes[head] * (i - j)
+            bounded(float(q[row, t, head] @ k[row, j, head]) / math.sqrt(4), soft_cap)
+            - slopes[head] * (i - j)
             for j in seen
         ]
         weights = torch.tensor(scores, dtype=torch.float64).softmax(dim=0)
         torch.testing.assert_close(y[row, t, head], weights @ v[row, seen, head])
+
+
+def bounded(score: float, soft_cap: float | None) -> float:
+    return score if soft_cap is None else soft_cap * math.tanh(score / soft_cap)
 
 
 def _indices(q: Tensor) -> Iterator[tuple[int, int, int]]:
@@ -205,6 +211,41 @@ def test_slopes_have_gradients(
     agrees(biased("torch"), biased("reference"), inputs, start=start, windows=windows)
 
 
+@pytest.mark.parametrize("first", [None, torch.tensor([[0] * 9 + [5] * 11, [3] * 20])])
+def test_soft_caps_equal_the_definition(
+    agrees: Callable[..., None], monkeypatch: pytest.MonkeyPatch, first: Tensor | None
+) -> None:
+    """Also with fewer heads of keys, and the gradient of a bias, which the cap does not change."""
+    monkeypatch.setitem(pytorch.SCORES_PER_BLOCK, "cpu", 1)
+    q, k, v = case(20, slots=29)
+    start = torch.tensor([3, 7])
+
+    def call(backend: str) -> Callable[..., Tensor]:
+        return lambda q, k, v, slopes, start, first: attention(
+            q, k, v, AttentionMask(start, slopes, None, first, 0.7), backend=backend
+        )
+
+    inputs = [q, k[:, :, :1], v[:, :, :1], alibi_slopes(3).double()]
+    agrees(call("torch"), call("reference"), inputs, start=start, first=first)
+
+
+def test_soft_caps_of_many_queries_are_left_to_pytorch() -> None:
+    q, k, v = case(20)
+    capped = AttentionMask(soft_cap=0.7)
+    assert torch.equal(attention(q, k, v, capped), attention(q, k, v, capped, backend="torch"))
+    with pytest.raises(InputError, match="the numba kernel has no soft cap"):
+        attention(q, k, v, capped, backend="numba")
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch", "reference"])
+def test_few_queries_have_soft_caps(backend: str) -> None:
+    q, k, v = case(3, slots=9)
+    mask = AttentionMask(torch.tensor([6, 2]), soft_cap=0.7)
+    y, wanted = (attention(q, k, v, mask, backend=name) for name in (backend, "reference"))
+    torch.testing.assert_close(y, wanted)
+    assert not torch.allclose(y, attention(q, k, v, AttentionMask(mask.start)), rtol=1e-3)
+
+
 @pytest.mark.parametrize("budget", [1, 1 << 18])
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_slots_before_the_first_are_not_seen(
@@ -234,11 +275,12 @@ def test_slots_before_the_first_are_not_seen(
         (SCHEMES[1], None, None),
         (SCHEMES[2], torch.tensor([2, 0]), None),
         (SCHEMES[1], None, torch.tensor([[0, 0, 2, 2, 2], [0, 1, 1, 1, 4]])),
+        ({"soft_cap": 0.7}, None, None),
     ],
 )
 @pytest.mark.slow
 def test_the_operators_keep_pytorchs_rules(
-    options: dict[str, Tensor], start: Tensor | None, first: Tensor | None
+    options: dict[str, Any], start: Tensor | None, first: Tensor | None
 ) -> None:
     inputs = [t.float().requires_grad_() for t in case(5, slots=5 if start is None else 8)]
     biases = AttentionMask(start, first=first, **options)
@@ -324,6 +366,7 @@ def test_a_step_in_place_equals_the_definition(
     for mask in (
         AttentionMask(),
         AttentionMask(None, alibi_slopes(4).to(dtype), hard_alibi_windows(4, 2)),
+        AttentionMask(soft_cap=0.7),
     ):
         ours = cached([3, 5_000], 5_010, kv_heads, dtype)
         wanted = AttentionCache(*(x.clone() for x in ours))

@@ -10,6 +10,7 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.ops import LocalWindow, attention, local_attention
 from stateline.ops.local_attention import pytorch
+from tests.ops.test_attention import bounded
 
 BACKENDS = ["torch", "reference"]
 FASTER = ["torch"]
@@ -43,17 +44,22 @@ def run(
     return local_attention(q, k, v, LocalWindow(window, **options), backend=backend)
 
 
-def test_the_definition_is_the_formula() -> None:
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+def test_the_definition_is_the_formula(soft_cap: float | None) -> None:
     x, first, window = case(4, 7, 3), [0, 5], 3
-    y = run(**x, first=torch.tensor(first), window=window, backend="reference")
+    given = {"first": torch.tensor(first), "soft_cap": soft_cap}
+    y = run(**x, **given, window=window, backend="reference")
     for row in range(2):
         for t in range(4):
             i = 7 - 4 + t
             seen = [j for j in range(7) if 0 <= i - j < window and j >= first[row]]
             for h in range(3):
                 scores = [
-                    float(x["q"][row, t, h] @ (x["k"][row, j, h] + x["position_keys"][i - j]))
-                    / math.sqrt(4)
+                    bounded(
+                        float(x["q"][row, t, h] @ (x["k"][row, j, h] + x["position_keys"][i - j]))
+                        / math.sqrt(4),
+                        soft_cap,
+                    )
                     + float(x["bias"][h, i - j])
                     for j in seen
                 ]
@@ -92,7 +98,7 @@ def test_windows_of_blocks_begin_where_a_block_does(window: int, before: int) ->
     length=st.sampled_from([1, 2, 5, 33, 70]),
     memory=st.integers(0, 9),
     window=st.sampled_from([1, 2, 7, 40, 90]),
-    options=st.sets(st.sampled_from(["first", "bias", "position_keys", "blocks"])),
+    options=st.sets(st.sampled_from(["first", "bias", "position_keys", "blocks", "soft_cap"])),
 )
 def test_backends_equal_the_reference(
     backend: str, length: int, memory: int, window: int, options: set[str]
@@ -109,6 +115,7 @@ def test_backends_equal_the_reference(
             **inputs,
             **(blocks if "blocks" in options else {}),
             first=first,
+            soft_cap=0.7 if "soft_cap" in options else None,
             window=window,
             backend=which,
         )

@@ -269,6 +269,7 @@ def test_selective_scan_by_mamba(groups: int) -> None:
         (True, True),
         pytest.param(True, False, marks=pytest.mark.slow),
         pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(False, False, marks=pytest.mark.slow),
     ],
 )
 def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, windowed: bool) -> None:
@@ -281,7 +282,7 @@ def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, window
     q, k, v = (normal(1, 130, heads, 16, seed=n) for n, heads in enumerate((4, 2, 2)))
     slopes = torch.tensor([0.5, 0.25, 0.0, 1.0]) if biased else None
     windows = torch.tensor([1, 5, 129, 2**60]) if windowed else None
-    mask = AttentionMask(None, slopes, windows)
+    mask = AttentionMask(None, slopes, windows, soft_cap=None if windowed else 0.7)
     found = attention(q, k, v, mask, backend="flex")
     wanted = attention(q, k, v, mask, backend="reference")
     torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
@@ -352,7 +353,7 @@ def test_local_attention_by_flex(
         given["bias"] = normal(4, window, seed=3)
     if "phase" in options:
         given |= {"block_len": window // 2, "phase": torch.tensor([0, 3])}
-    seen = LocalWindow(window, **given)
+    seen = LocalWindow(window, **given, soft_cap=0.7 if "bias" in options else None)
     found = local_attention(q, k, v, seen, backend="flex")
     wanted = local_attention(q, k, v, seen, backend="reference")
     torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)

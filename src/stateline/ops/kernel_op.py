@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from types import NoneType
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -179,6 +179,7 @@ class _Layout:
         for annotation in annotations:
             options = options_of(annotation)
             kind = next(option for option in options if option is not NoneType)
+            kind = kind.__origin__ if get_origin(kind) is Annotated else kind
             if hasattr(kind, "_fields"):
                 inner = _Layout(kind.__annotations__.values())
                 self.types += inner.types

@@ -146,6 +146,7 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
     def begins_anew(self, x: Tensor, state: AttentionState | None = None) -> bool:
         """Whether the kernel skips scores between documents; a cache holds only the last one."""
         plain = self.n_kv_heads == self.n_heads and not self.dropout.rate
+        plain = plain and self.settings.soft_cap is None
         runs = plain and kernels_run(OP, x.device.type)
         return state is None and (runs or preferred("attention") == "flex")
 
@@ -155,7 +156,7 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
             first = positions - starts.positions
             positions = starts.positions
         q, k, v, gate = self._project(x, positions)
-        mask = AttentionMask(None, *self.scheme(), first)
+        mask = AttentionMask(None, *self.scheme(), first, self.settings.soft_cap)
         return self._merge(attention(q, k, v, mask, self.dropout.rate), gate)
 
     def _forward_chunk(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
@@ -163,13 +164,13 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
         positions = state.length[:, None] + torch.arange(length, device=x.device)
         q, k, v, gate = self._project(x, positions)
         keys, values = (appended(*pair, state.length) for pair in ((state.k, k), (state.v, v)))
-        mask = AttentionMask(state.length, *self.scheme())
+        mask = AttentionMask(state.length, *self.scheme(), None, self.settings.soft_cap)
         y = self._merge(attention(q, keys, values, mask, self.dropout.rate), gate)
         return y, AttentionState(keys, values, state.length + length)
 
     def _step_(self, x: Tensor, state: AttentionState) -> Tensor:
         q, k, v, gate = self._project(x)
-        mask = AttentionMask(None, *self.scheme())
+        mask = AttentionMask(None, *self.scheme(), None, self.settings.soft_cap)
         frequency = None if self.rotary is None else self.frequency()
         y = attention_step_(q, k, v, AttentionCache(*state), mask, frequency, self.dropout.rate)
         return self._merge(y, gate)
@@ -234,7 +235,7 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
         if to_itself:
             context = context.then(Context(k, v))
         bias = self._bias(torch.arange(nearest, nearest + context.slots, device=x.device))
-        window = LocalWindow(context.slots, first, bias)
+        window = LocalWindow(context.slots, first, bias, soft_cap=self.settings.soft_cap)
         heads = local_attention(q, *context, window, self.dropout.rate)
         return self._merge(heads, gate), context
 

@@ -163,6 +163,7 @@ class HeadSettings(Settings):
             :math:`0.1 \ln s + 1` with s = ``rope_factor``.
         rope_truncate: For ``yarn``: whether the pairs at both limits are whole numbers.
         score_scale: Factor of the scores in place of :math:`1 / \sqrt d`.
+        soft_cap: If set, scores x become :math:`c \tanh(x / c)` for this c, as in Gemma 2.
         bias: Whether the projections have biases: all, none, only the projections of queries, keys
             and values (``qkv``), or only the last one (``out``).
         dropout: Probability that an attention weight is dropped in training.
@@ -184,6 +185,7 @@ class HeadSettings(Settings):
     rope_attention_factor: Positive | None = None
     rope_truncate: bool = True
     score_scale: float | None = None
+    soft_cap: Positive | None = None
     bias: Biases = False
     dropout: Fraction = 0.0
 

@@ -235,6 +235,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
             keys if keys is None or skipped <= 0 else keys[skipped:],
             self.window if self.blocks else None,
             phase,
+            self.settings.soft_cap,
         )
         heads = local_attention(q, *seen, window, self.dropout.rate)
         return self.out_proj(heads.flatten(2))

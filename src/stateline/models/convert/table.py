@@ -85,8 +85,6 @@ written by :mod:`stateline.models.convert.single_layers`."""
 MISSING: Mapping[str, str] = {
     "deepseek_v2": "latent attention and mixtures of experts",
     "deepseek_v3": "latent attention and mixtures of experts",
-    "gemma": "embeddings scaled in half precision",
-    "gemma2": "soft caps of attention",
     "gpt_oss": "mixtures of experts and attention sinks",
     "zamba": "attention blocks that several layers share and that read the embeddings again",
 }

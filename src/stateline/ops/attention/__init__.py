@@ -13,10 +13,11 @@ from stateline.ops.containment import Reach, contained
 from stateline.ops.declared import Dropout
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.op import Example, Op, Sizes
+from stateline.settings import Positive
 
 
 class AttentionMask(NamedTuple):
-    """Which slots a query sees besides the causal mask, and the bias of their scores.
+    """Which slots a query sees besides the causal mask, and what changes their scores.
 
     Attributes:
         start: Position of the first query of each row; ``None`` means 0.
@@ -25,16 +26,19 @@ class AttentionMask(NamedTuple):
             all.
         first: First slot that each query sees, at most its own: where its document begins in a
             packed row; ``None`` means 0.
+        soft_cap: Bound c of the scores before the bias: x becomes c tanh(x / c); ``None`` means no
+            bound.
     """
 
     start: Int[Tensor, " batch"] | None = None
     slopes: Float[Tensor, " head"] | None = None
     windows: Int[Tensor, " head"] | None = None
     first: Int[Tensor, "batch length"] | None = None
+    soft_cap: Positive | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether every query sees all positions up to its own, without a bias."""
+        """Whether every query sees all positions up to its own, and scores stay as they are."""
         return all(part is None for part in self)
 
 
@@ -76,7 +80,7 @@ def heads_and_slots(q: Tensor, k: Tensor) -> str:
 
 def seen(values: Mapping[str, Any], shape: Sequence[int], before: int) -> Reach:  # noqa: ARG001
     """What queries see; of several windows, the widest counts."""
-    (start, _, windows, first), slots = values["mask"], values["k"].shape[1]
+    (start, _, windows, first, _), slots = values["mask"], values["k"].shape[1]
     place = torch.arange(shape[1]).expand(*shape)
     last = (place if start is None else start[:, None] + place).clamp(-1, slots - 1)
     begin = torch.zeros_like(last) if first is None else first
@@ -102,7 +106,8 @@ def attention(
     the row's ``start``. Query i attends to slot j if :math:`0 \le i - j < w_h` and
     :math:`j \ge f_{rt}`, with the score
     :math:`q_i \cdot k_j / \sqrt{d} - m_h (i - j)`. Slots after the query do not affect the result;
-    they may hold any finite values.
+    they may hold any finite values. With a soft cap c, the score without the bias, x, becomes
+    :math:`c \tanh(x / c)`.
 
     With fewer heads of keys and values than of queries, consecutive heads of queries share one
     (grouped queries); their number must be a multiple.
@@ -111,7 +116,7 @@ def attention(
         q: Queries.
         k: Keys, at least as many as queries.
         v: Values.
-        mask: Starts s, slopes m, windows w and first slots f.
+        mask: Starts s, slopes m, windows w, first slots f and the soft cap c.
         dropout: Probability that a weight is dropped; the others are scaled by 1 / (1 - dropout).
 
     Returns:
@@ -127,7 +132,8 @@ def attention(
 
     References:
         Vaswani et al., 2017, section 3.2; linear bias: Press et al., 2022 (ALiBi); windows of
-        heads: Jelassi et al., 2024 (Hard-ALiBi); grouped queries: Ainslie et al., "GQA", 2023.
+        heads: Jelassi et al., 2024 (Hard-ALiBi); grouped queries: Ainslie et al., "GQA", 2023; soft
+        cap: Gemma Team, "Gemma 2", 2024.
     """
     k, v = k.to(q.dtype), v.to(q.dtype)
     return backend(q, k, v, mask, dropout)

@@ -1,8 +1,8 @@
-"""Causal attention with windows or linear biases by PyTorch's FlexAttention, compiled."""
+"""Causal attention with windows, linear biases or a soft cap by PyTorch's FlexAttention."""
 
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial, reduce
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ def can_take(q: Tensor, k: Tensor, v: Tensor) -> str:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:  # noqa: ARG001
     """Skip the blocks that no head sees, and add the bias to the scores of the others."""
     seen = _mask(mask, q, k.shape[1])
-    return run(q, k, v, _bias(mask.slopes), seen)
+    return run(q, k, v, _change(mask), seen)
 
 
 def run(
@@ -78,12 +78,28 @@ def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _bias(slopes: Tensor | None) -> Callable[..., Tensor] | None:
+def _change(mask: AttentionMask) -> Callable[..., Tensor] | None:
     """The change of the scores, if there is one."""
-    if slopes is None:
-        return None
-    slope = slopes.float()
-    return lambda score, _b, h, i, j: score - slope[h] * (i - j)
+    changes = capped(mask.soft_cap)
+    if mask.slopes is not None:
+        slope = mask.slopes.float()
+        changes.append(lambda score, _b, h, i, j: score - slope[h] * (i - j))
+    return in_turn(changes)
+
+
+def capped(soft_cap: float | None) -> list[Callable[..., Tensor]]:
+    """The change of the scores by a soft cap, if there is one."""
+    return [] if soft_cap is None else [lambda score, *_: soft_cap * (score / soft_cap).tanh()]
+
+
+def in_turn(changes: Sequence[Callable[..., Tensor]]) -> Callable[..., Tensor] | None:
+    """Changes of the scores one after the other; ``None`` if there are none."""
+    return reduce(_after, changes) if changes else None
+
+
+def _after(first: Callable[..., Tensor], second: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Both changes of the scores, in this order."""
+    return lambda score, *place: second(first(score, *place), *place)
 
 
 def _mask(mask: AttentionMask, q: Tensor, slots: int) -> BlockMask:

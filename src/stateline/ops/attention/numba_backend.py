@@ -38,6 +38,8 @@ def can_use(function: str, *inputs: Any) -> str:
         return "with many queries, the numba kernel needs equal numbers of key and query heads"
     if mask.slopes is not None and wants_gradient(mask.slopes):
         return "the numba kernel gives no gradient to slopes"
+    if mask.soft_cap is not None and not _takes_steps(q, k, v, mask):
+        return "with many queries, the numba kernel has no soft cap"
     if dropout:
         return "the numba kernel has no dropout"
     if torch.compiler.is_compiling() or not is_plain(q):
@@ -102,16 +104,21 @@ def attention_step_(
         torch.autograd.graph.increment_version(cache[:2])
     arrays = turned, *signals[3:], outputs.reshape(-1)
     strides, mask = (heads * d, kv_heads * d, kv_heads * d), mask._replace(start=cache.length)
-    _run(softmax.step, arrays, strides, q[:, None], cache.k, mask, heads // kv_heads)
+    _step(arrays, strides, q[:, None], cache.k, mask)
     return y
 
 
+def _step(arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: AttentionMask) -> None:
+    """Run the kernel for few queries."""
+    _run(softmax.step, arrays, strides, q, k, mask, q.shape[2] // k.shape[2], mask.soft_cap or 0.0)
+
+
 def _run(
-    kernel: Any, arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: Any, *more: int
+    kernel: Any, arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: Any, *more: float
 ) -> None:
     """Run a kernel over all rows and heads; strides: entries between tokens of q, k and v."""
     (batch, length, heads, d), slots, dtype = q.shape, k.shape[1], launch.working_dtype(q)
-    start, slopes, windows, first = mask
+    start, slopes, windows, first, _ = mask
     numbers = (
         np.zeros(batch, np.int64) if start is None else of_token(start, torch.int64),
         np.zeros(heads, arrays[0].dtype) if slopes is None else flat(slopes, dtype),
@@ -132,7 +139,7 @@ def _of_few(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
     y = torch.empty(q.shape, dtype=dtype, device="cpu")
     signals, strides = _read(dtype, q, k, v)
     arrays = *signals, y.numpy().reshape(-1)
-    _run(softmax.step, arrays, strides, q, k, mask, q.shape[2] // k.shape[2])
+    _step(arrays, strides, q, k, mask)
     return y.to(q.dtype)
 
 
@@ -152,13 +159,13 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
         y, norms = _with_norms(q, k, v, mask)
-        ctx.save_for_backward(y, norms, q, k, v, *mask)  # y in full precision
+        ctx.save_for_backward(y, norms, q, k, v, *mask[:-1])  # y in full precision
         return y.to(q.dtype)
 
     @staticmethod
     @once
     def backward(ctx: Any, grad: Tensor) -> Any:
-        y, norms, q, k, v, *mask = ctx.saved_tensors
+        y, norms, q, k, v, *mask = *ctx.saved_tensors, None  # no soft cap
         dtype = launch.working_dtype(q)
         signals, strides = _read(dtype, q, k, v)
         found = [torch.empty(x.shape, dtype=dtype, device="cpu") for x in (q, k, v)]

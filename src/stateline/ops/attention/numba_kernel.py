@@ -381,14 +381,14 @@ def backward(
 @summing_kernel
 def step(
     q, k, v, y, starts, slopes, windows, _, of_q, of_k, of_v, length, slots, heads, d, group,
-    start, stop,
+    soft_cap, start, stop,
 ):  # fmt: skip
     """The forward pass for few queries of one document; vectors lie along the entries of a head.
 
-    Each ``group`` of heads shares keys and values.
+    Each ``group`` of heads shares keys and values. A soft cap of 0 means none.
     """
     weights, total = np.empty(slots, q.dtype), np.empty(d, q.dtype)
-    scale = q.dtype.type(LOG2_E / math.sqrt(d))
+    scale, cap = q.dtype.type(LOG2_E / math.sqrt(d)), q.dtype.type(LOG2_E * soft_cap)
     for task in range(start, stop):
         row, head = task // heads, task % heads
         slope, window = slopes[head] * q.dtype.type(LOG2_E), _bounded(windows[head])
@@ -401,6 +401,8 @@ def step(
             top = q.dtype.type(HIDDEN)
             for j in range(low, high):
                 score = scale * dot(q, at, k, first + j * of_k, d)
+                if cap > 0:
+                    score = cap * math.tanh(score / cap)
                 weights[j] = score - slope * q.dtype.type(position - j)
                 top = max(top, weights[j])
             mass = q.dtype.type(0)

@@ -1,4 +1,4 @@
-"""Causal attention by PyTorch's fused kernel; with a mask, by blocks of scores."""
+"""Causal attention by PyTorch's fused kernel; with a mask or a soft cap, by blocks of scores."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stateline.ops.attention import AttentionMask
 from stateline.ops.attention import attention as by_any_backend
+from stateline.ops.attention.reference import attention as whole
 from stateline.ops.attention.reference import step_by
 from stateline.ops.kernel_op import KernelOp
 
@@ -20,9 +21,11 @@ MANY_SCORES = 1 << 25
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
-    """PyTorch's fused kernel if there is no mask; dropout with all biases in memory."""
+    """PyTorch's fused kernel if there is no mask; dropout with all biases or scores in memory."""
     if not dropout and not mask.plain:
         return _masked(q, k, v, mask)
+    if mask.soft_cap is not None:
+        return whole(q, k, v, mask, dropout)
     bias = None
     if not mask.plain:
         every = slice(0, q.shape[1]), slice(0, k.shape[1])
@@ -42,7 +45,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
     y = torch.empty_like(q)
     queries, keys, values = heads_first(q, k, v)
     for rows, times, slots, bias in _blocks(q, k, mask):
-        weights = _weights(queries[rows, :, times], keys[rows, :, slots], bias)
+        scores = _scores(queries[rows, :, times], keys[rows, :, slots], mask.soft_cap)
+        weights = scores.add_(bias).softmax(dim=-1)
         y[rows, times] = _product(weights, values[rows, :, slots]).transpose(1, 2).to(y.dtype)
     return y
 
@@ -50,7 +54,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
 def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Any:
     """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP).
 
-    The gradient of slope m is the sum of -(i - j) dS. Each row of dS sums to zero, so this equals
+    With a soft cap c, that of the scores before it is (1 - (S / c)^2) dS. The gradient of slope m is the sum of -(i - j) dS. Each row of dS sums to zero, so this equals
     the sum of j dS, which needs only the sums of dS over the queries.
     """
     queries, keys, values, grads = heads_first(q, k, v, grad)
@@ -60,16 +64,19 @@ def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask
     for rows, times, slots, bias in _blocks(q, k, mask):
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         g_b = grads[rows, :, times]
-        weights = _weights(q_b, k_b, bias)
+        scores = _scores(q_b, k_b, mask.soft_cap)
+        weights = (scores + bias).softmax(dim=-1)
         grad_scores = _product(g_b, v_b.mT)
         along = (weights * grad_scores).sum(dim=-1, keepdim=True)
         grad_scores.sub_(along).mul_(weights)
+        if grad_slopes is not None:
+            grad_slopes.add_(grad_scores.sum(dim=(0, 2)) @ slot[slots])
+        if mask.soft_cap is not None:
+            grad_scores.mul_(1 - (scores / mask.soft_cap).square_())
         grad_q[rows, :, times] = _product(grad_scores, k_b)
         n = k.shape[2]
         grad_k[rows, :, slots].add_(_grouped(grad_scores, n).mT @ _grouped(q_b, n))
         grad_v[rows, :, slots].add_(_grouped(weights, n).mT @ _grouped(g_b, n))
-        if grad_slopes is not None:
-            grad_slopes.add_(grad_scores.sum(dim=(0, 2)) @ slot[slots])
     scale = q.shape[-1] ** -0.5
     found = (g.transpose(1, 2) for g in (grad_q * scale, grad_k * scale, grad_v))
     return *found, AttentionMask(slopes=grad_slopes)
@@ -81,9 +88,14 @@ def heads_first(*tensors: Tensor) -> list[Tensor]:
     return [t.transpose(1, 2).to(dtype).contiguous() for t in tensors]
 
 
-def _weights(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """Weights of the slots for each query of a block."""
-    return _product(q * q.shape[-1] ** -0.5, k.mT).add_(bias).softmax(dim=-1)
+def _scores(q: Tensor, k: Tensor, soft_cap: float | None) -> Tensor:
+    """Scores of the slots for each query of a block, before the bias."""
+    return capped_(_product(q * q.shape[-1] ** -0.5, k.mT), soft_cap)
+
+
+def capped_(scores: Tensor, soft_cap: float | None) -> Tensor:
+    """Bound new scores by c tanh(x / c) in place, if there is a soft cap c."""
+    return scores if soft_cap is None else scores.div_(soft_cap).tanh_().mul_(soft_cap)
 
 
 def _grouped(x: Tensor, n_groups: int) -> Tensor:

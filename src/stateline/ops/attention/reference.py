@@ -13,7 +13,7 @@ from stateline.ops.positions import rotation
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
     """Softmax over the allowed scores, in float32 or better."""
-    start, slopes, windows, first = mask
+    start, slopes, windows, first, cap = mask
     dtype = torch.promote_types(q.dtype, torch.float32)
     k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
     queries = torch.arange(q.shape[1], device=q.device)
@@ -22,6 +22,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: flo
     distance = queries[..., :, None] - torch.arange(k.shape[1], device=q.device)
     distance = distance.unsqueeze(-3)  # (batch or nothing, 1, length, slot)
     scores = torch.einsum("bthd,bshd->bhts", q.to(dtype), k.to(dtype)) * q.shape[-1] ** -0.5
+    if cap is not None:
+        scores = cap * (scores / cap).tanh()
     if slopes is not None:
         scores = scores - slopes.to(dtype)[:, None, None] * distance
     allowed = distance >= 0

@@ -12,11 +12,11 @@ from stateline.ops.bound import Backend, bound
 from stateline.ops.containment import Reach, contained
 from stateline.ops.declared import Dropout
 from stateline.ops.op import Example, Op, Sizes
-from stateline.settings import Count
+from stateline.settings import Count, Positive
 
 
 class LocalWindow(NamedTuple):
-    """The slots that a query of local attention sees, and the bias of their scores.
+    """The slots that a query of local attention sees, and what changes their scores.
 
     Attributes:
         size: Number of slots, including the query's own.
@@ -25,6 +25,8 @@ class LocalWindow(NamedTuple):
         position_keys: Keys by distance, shared by all heads.
         block_len: Length of the blocks, at most the size; ``None`` means sliding windows.
         phase: Offset of each row's first query in its block; ``None`` means 0.
+        soft_cap: Bound c of the scores before the bias: x becomes c tanh(x / c); ``None`` means no
+            bound.
     """
 
     size: Count
@@ -33,6 +35,7 @@ class LocalWindow(NamedTuple):
     position_keys: Float[Tensor, "window d_head"] | None = None
     block_len: Count | None = None
     phase: Int[Tensor, " batch"] | None = None
+    soft_cap: Positive | None = None
 
 
 def example(sizes: Sizes) -> Example:
@@ -46,7 +49,7 @@ OP = Op(__name__, ["flex"], example)
 
 def _window_fits(window: LocalWindow) -> str:
     """An error in the sizes of a window, or an empty string."""
-    size, _, bias, keys, block_len, _ = window
+    size, _, bias, keys, block_len, *_ = window
     if block_len is not None and block_len > size:
         return f"window.block_len must be at most window.size = {size}, got {block_len}"
     tables = {len(keys)} if keys is not None else set()
@@ -85,6 +88,8 @@ def local_attention(
 
     .. math:: q_i \cdot (k_j + p_{i-j}) / \sqrt d + b_{h, i-j}
 
+    With a soft cap c, the first term x becomes :math:`c \tanh(x / c)`.
+
     With ``block_len`` b, windows start at block boundaries: a query at offset c of its block also
     needs :math:`i - j \le w - b + c`. A window of b covers the query's own block up to the query;
     a window of 2 b covers the previous block, too.
@@ -97,7 +102,8 @@ def local_attention(
         q: Queries.
         k: Keys, at least as many as queries.
         v: Values.
-        window: Size w, first slots f, biases b, keys by distance p, length and phase of blocks.
+        window: Size w, first slots f, biases b, keys by distance p, length and phase of blocks, and
+            the soft cap c.
         dropout: Probability that a weight is dropped; the others are scaled by 1 / (1 - dropout).
 
     Returns:

@@ -6,7 +6,7 @@ between rows, and biases by distance are changes of the scores.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from stateline.ops import third_party
-from stateline.ops.attention.flex_backend import MASKS, can_take, run
+from stateline.ops.attention.flex_backend import MASKS, can_take, capped, in_turn, run
 from stateline.ops.dispatch import wants_gradient
 from stateline.ops.local_attention import LocalWindow
 
@@ -64,8 +64,8 @@ def window_mask(length: int, slots: int, window: int, device: torch.device) -> B
 
 def _change(ahead: int, window: LocalWindow) -> Callable[..., Tensor] | None:
     """The change of the scores, if there is one."""
-    size, first, bias, _, block_len, phase = window
-    changes: list[Callable[..., Tensor]] = []
+    size, first, bias, _, block_len, phase, soft_cap = window
+    changes = capped(soft_cap)
     if bias is not None:
         table, last = bias.float(), size - 1
         changes.append(lambda s, _b, h, i, j: s + table[h, (ahead + i - j).clamp(0, last)])
@@ -78,9 +78,4 @@ def _change(ahead: int, window: LocalWindow) -> Callable[..., Tensor] | None:
                 ahead + i - j <= most + (phase[b] + i) % block_len, s, -math.inf
             )
         )
-    return reduce(_after, changes) if changes else None
-
-
-def _after(first: Callable[..., Tensor], second: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Both changes of the scores, in this order."""
-    return lambda score, *place: second(first(score, *place), *place)
+    return in_turn(changes)

@@ -7,7 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.ops.attention.pytorch import MANY_SCORES, SCORES_PER_BLOCK, heads_first
+from stateline.ops.attention.pytorch import (
+    MANY_SCORES,
+    SCORES_PER_BLOCK,
+    capped_,
+    heads_first,
+)
 from stateline.ops.kernel_op import KernelOp
 from stateline.ops.local_attention import LocalWindow
 
@@ -46,18 +51,22 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropout: fl
         rows, times, slots = block
         mask, blind = _mask(table, block, free, window)
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
-        if far is not None:
-            mask = mask + _by_slot(q_b @ far.mT, mask.shape[-1])
-        if q.device.type == "cpu":  # fused kernels of other devices restrict the mask
+        if q.device.type == "cpu" and window.soft_cap is None:  # others restrict the mask
+            if far is not None:
+                mask = mask + _by_slot(q_b @ far.mT, mask.shape[-1])
             y_b = F.scaled_dot_product_attention(q_b, k_b, v_b, mask, dropout, scale=1.0)
         else:
-            y_b = F.dropout(_weights(q_b, k_b, mask), dropout) @ v_b
+            weights = _scores(q_b, k_b, far, window.soft_cap).add_(mask).softmax(dim=-1)
+            y_b = F.dropout(weights, dropout) @ v_b
         y[rows, times] = y_b.masked_fill_(blind, 0.0).transpose(1, 2).to(y.dtype)
     return y
 
 
 def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, window: LocalWindow) -> Any:
-    """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP)."""
+    """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP).
+
+    With a soft cap c, that of the scores before it is (1 - (S / c)^2) dS.
+    """
     free, k, v = _free(k, v, window.first)
     queries, keys, values, grads = heads_first(q, k, v, grad)
     queries = queries * q.shape[-1] ** -0.5
@@ -70,15 +79,16 @@ def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, window: LocalWindow
         mask, blind = _mask(table, block, free, window)
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         g_b = grads[rows, :, times].masked_fill(blind, 0.0)
-        if far is not None:
-            mask = mask + _by_slot(q_b @ far.mT, mask.shape[-1])
-        weights = _weights(q_b, k_b, mask)
+        scores = _scores(q_b, k_b, far, window.soft_cap)
+        weights = (scores + mask).softmax(dim=-1)
         grad_scores = _softmax_backward(g_b @ v_b.mT, weights, -1, weights.dtype)
+        if window.bias is not None:
+            _part(grad_table, block).add_(grad_scores.sum(dim=0))
+        if window.soft_cap is not None:
+            grad_scores = grad_scores * (1 - (scores / window.soft_cap).square_())
         grad_q[rows, :, times] = grad_scores @ k_b
         grad_k[rows, :, slots].add_(grad_scores.mT @ q_b)
         grad_v[rows, :, slots].add_(weights.mT @ g_b)
-        if window.bias is not None:
-            _part(grad_table, block).add_(grad_scores.sum(dim=0))
         if far is not None and grad_far is not None:
             by_distance = _by_distance(grad_scores, len(far))
             grad_q[rows, :, times].add_(by_distance @ far)
@@ -178,9 +188,12 @@ def _mask(
     return mask, mask.amax(dim=-1, keepdim=True) <= lowest / 2
 
 
-def _weights(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """Weights of the slots for each query of a block; arbitrary if the query sees no slot."""
-    return (q @ k.mT).add_(mask).softmax(dim=-1)
+def _scores(q: Tensor, k: Tensor, far: Tensor | None, soft_cap: float | None) -> Tensor:
+    """Scores of the slots for each query of a block, before the mask."""
+    scores = q @ k.mT
+    if far is not None:
+        scores += _by_slot(q @ far.mT, scores.shape[-1])
+    return capped_(scores, soft_cap)
 
 
 def _far_first(q: Tensor, k: Tensor, window: LocalWindow) -> Tensor | None:

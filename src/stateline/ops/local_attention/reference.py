@@ -9,7 +9,7 @@ from stateline.ops.local_attention import LocalWindow
 
 def local_attention(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropout: float) -> Tensor:
     """Softmax over the allowed scores, in float32 or better; zero where none is allowed."""
-    size, first, bias, position_keys, block_len, phase = window
+    size, first, bias, position_keys, block_len, phase, cap = window
     dtype = torch.promote_types(q.dtype, torch.float32)
     length, slots = q.shape[1], k.shape[1]
     slot = torch.arange(slots, device=q.device)
@@ -22,6 +22,8 @@ def local_attention(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropou
         keys = position_keys.to(dtype)[by_distance]  # (length, slot, d_head)
         scores = scores + torch.einsum("bthd,tsd->bhts", q.to(dtype), keys)
     scores = scores * q.shape[-1] ** -0.5
+    if cap is not None:
+        scores = cap * (scores / cap).tanh()
     if bias is not None:
         scores = scores + bias.to(dtype)[:, by_distance]
     if first is not None:
