@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.argument("src", "folder or file with the model")
+    parser.argument("src", "folder or file with the model, also a GGUF file")
     parser.argument("dst", "folder to write, which must not exist")
     parser.option(
         "to",

@@ -1,7 +1,7 @@
 """Show what architectures cost before they are built: parameters, operations, state by length.
 
 PATTERNS are patterns, names of presets (published models), recipes of stateline train (YAML files),
-or folders with a model, whose settings the options override.
+or folders with a model or GGUF files, whose settings the options override.
 """
 
 import json
@@ -92,7 +92,7 @@ def resolve(text: str, given: Mapping[str, Any]) -> ModelConfig:
             )
         settings = {"pattern": model.pattern, "vocab_size": 256, **model.model, **given}
         return ModelConfig(**settings)
-    if os.path.isdir(text) or "/" in text.partition("(")[0]:
+    if os.path.exists(text) or "/" in text.partition("(")[0]:
         from stateline.generate.runs import read_model_config
 
         return replace(read_model_config(text), **given)

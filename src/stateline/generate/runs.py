@@ -9,11 +9,13 @@ import torch
 from jaxtyping import Int
 
 from stateline.data import ByteTokenizer, Tokenizer, load_tokenizer
+from stateline.data.gguf_tokenizer import gguf_tokenizer
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
 from stateline.layers.compose import title
 from stateline.models.checkpoint import CONFIG, check_kind, load_any, model_path
 from stateline.models.config import ModelConfig
+from stateline.models.convert.gguf import SUFFIX as GGUF_SUFFIX
 from stateline.models.convert.table import is_published, load_pretrained, published_config
 from stateline.models.factory import AnyModel, check_precision, read_config
 from stateline.models.language_model import LanguageModel
@@ -99,7 +101,13 @@ def read_model_config(folder: str | Path) -> ModelConfig:
 
 
 def tokenizer_places(home: Path) -> list[Path]:
-    """The folders in which a model's tokenizer may be: beside the model, or in its run."""
+    """The folders in which a model's tokenizer may be: beside the model, or in its run.
+
+    That of a GGUF file is in it.
+    """
+    if home.suffix == GGUF_SUFFIX and home.is_file():
+        found = gguf_tokenizer(home)
+        return [] if found is None else [found]
     beside = home.parent if home.is_file() else home
     whole = home.absolute()
     return [beside, whole.parents[1]] if whole.parent.name == "checkpoints" else [beside]

@@ -15,6 +15,7 @@ from stateline.generate.runs import find_model, load_any_run, own_tokenizer, rea
 from stateline.layers import SequenceLayer
 from stateline.layers.compose import ParallelResidual, inside
 from stateline.models.config import ModelConfig
+from stateline.models.convert.gguf import SUFFIX as GGUF_SUFFIX
 from stateline.models.factory import AnyModel, make_model, meta_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.starts import alike, fit_outputs, take_heads
@@ -39,10 +40,11 @@ def settings_of(config: ModelConfig) -> dict[str, Any]:
 
 def weights_hash(folder: str) -> str:
     """A hash of all files of weights of a model."""
+    home = find_model(folder)
     files = sorted(
         path
-        for path in find_model(folder).iterdir()
-        if path.suffix in (".safetensors", ".bin", ".pt") and path.is_file()
+        for path in ([home] if home.is_file() else home.iterdir())
+        if path.suffix in (".safetensors", ".bin", ".pt", GGUF_SUFFIX) and path.is_file()
     )
     return hashlib.sha256("".join(sha256(path) for path in files).encode()).hexdigest()
 

@@ -56,6 +56,11 @@ class Converter(NamedTuple):
             return dict(settings)
         return {**self.read_off({name: tuple(t.shape) for name, t in tensors}), **settings}
 
+    def official(self, settings: Settings) -> set[str]:
+        """Names of the official tensors of a model."""
+        parts = self._parts(self.config(settings), settings)
+        return {name for part in parts for name in part.official}
+
     def read(
         self, tensors: Mapping[str, Tensor], settings: Settings, dtype: torch.dtype | None = None
     ) -> Iterator[tuple[str, Tensor]]:

@@ -18,6 +18,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.convert import (
     decoders,
     gemma,
+    gguf,
     gpt,
     gpt_neox,
     h3,
@@ -117,8 +118,8 @@ def load_pretrained(
     """Read a language model in any known format, ours included.
 
     Args:
-        source: A folder with weights and usually a ``config.json``, a file with weights, or a state
-            dict by official names.
+        source: A folder with weights and usually a ``config.json``, a file with weights, a GGUF
+            file of llama.cpp, whose weights become float32, or a state dict by official names.
         settings: Added to ``config.json``; they replace its fields of the same names.
         device: Where the weights shall be.
         dtype: Precision of the weights; by default that in which the embedding was saved.
@@ -147,12 +148,12 @@ def read_pretrained(
     if not isinstance(source, Mapping):
         path = model_path(source)
         refuse_adapters(path)
-        found = _settings(path) | found
-        if path.is_dir() and "pattern" in found:
+        if path.is_dir() and "pattern" in (found := _settings(path) | found):
             model = load_model(path, device=device)
             model = model if dtype is None else model.to(dtype)
             return Pretrained(model, "stateline", (), _special(found))
-        tensors = _tensors(path)
+        own, tensors = _opened(path)
+        found = own | found
     assert isinstance(tensors, Mapping)
     name, converter, found = _recognise(
         found, tensors, "a state dict" if tensors is source else source
@@ -242,7 +243,7 @@ def is_published(folder: Path) -> bool:
     except InputError:
         return False  # damaged: to be reported by whoever reads it
     if folder.is_file():
-        return folder.suffix in (*CHECKPOINTS, ".bin", ".safetensors")
+        return folder.suffix in (*CHECKPOINTS, ".bin", ".safetensors", gguf.SUFFIX)
     return any(f.suffix in CHECKPOINTS for f in folder.glob("*"))
 
 
@@ -252,8 +253,18 @@ def published_config(folder: Path) -> ModelConfig:
     Raises:
         InputError: If no format is recognised.
     """
-    _, converter, settings = _recognise(_settings(folder), _tensors(folder), folder)
+    _, converter, settings = _recognise(*_opened(folder), folder)
     return converter.config(settings)
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """The settings and the tensors of a folder or a file."""
+    if path.suffix != gguf.SUFFIX or path.is_dir():
+        return _settings(path), _tensors(path)
+    tensors = gguf.GGUF(path)
+    _, converter, settings = _recognise(tensors.settings, tensors, path)
+    tensors.name(converter.official(settings))
+    return tensors.settings, tensors
 
 
 def _settings(path: Path) -> dict[str, Any]:

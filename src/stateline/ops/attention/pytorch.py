@@ -54,8 +54,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
 def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Any:
     """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP).
 
-    With a soft cap c, that of the scores before it is (1 - (S / c)^2) dS. The gradient of slope m is the sum of -(i - j) dS. Each row of dS sums to zero, so this equals
-    the sum of j dS, which needs only the sums of dS over the queries.
+    With a soft cap c, that of the scores before it is (1 - (S / c)^2) dS. The gradient of slope m
+    is the sum of -(i - j) dS. Each row of dS sums to zero, so this equals the sum of j dS, which
+    needs only the sums of dS over the queries.
     """
     queries, keys, values, grads = heads_first(q, k, v, grad)
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
