@@ -68,6 +68,8 @@ def test_a_family_is_the_same_function_cut_anywhere_and_goes_back(
     assert_same_tensors(tmp_path / "back", tmp_path / "hf")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
     assert_near(again(x).logits, wanted, 1e-6)
+    longest = "max_position_embeddings"
+    assert getattr(again.config, longest, None) == getattr(official.config, longest, None)
 
 
 @pytest.mark.slow

@@ -101,6 +101,7 @@ def test_the_models_longest_text_is_the_limit(
     longest: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Unserved:
         def __init__(self, app: Starlette) -> None:
@@ -113,6 +114,7 @@ def test_the_models_longest_text_is_the_limit(
     model = LanguageModel(ModelConfig("attention(position=rope)", 256, 8, **settings))
     save_model(model, tmp_path / "tiny")
     assert main(["serve", str(tmp_path / "tiny"), "--port", "0", *options]) == 0
+    assert ("trained on texts of up to 77 tokens" in caplog.text) == bool(options)
 
 
 def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

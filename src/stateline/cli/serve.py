@@ -52,6 +52,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
             f"serving needs the package {error.name}: pip install 'stateline[serve]'"
         ) from error
     from stateline.generate import PrefixStates
+    from stateline.models.inputs import warn_beyond_training
 
     model, tokenizer = open_model(given)
     limits = Limits(
@@ -62,6 +63,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         seconds=given.max_seconds,
         memory=given.max_memory << 20,
     )
+    if given.max_length:
+        warn_beyond_training(model.config, given.max_length)
     name, key = given.name or Path(given.run).resolve().name, key_of(given)
     memory, disk = given.state_memory << 20, given.state_disk << 20
     prefixes = PrefixStates(model, every=given.every, memory=memory, folder=given.states, disk=disk)

@@ -208,6 +208,10 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 """Supported values of fields that any family may have."""
 
 
+_LONGEST = "max_position_embeddings"
+"""The longest text of the training, which has no effect on the logits in most families."""
+
+
 class Fields(NamedTuple):
     """The fields of a family's ``config.json``; any other field is an error.
 
@@ -235,6 +239,8 @@ class Fields(NamedTuple):
             rule.read(draft)
         for place, value in self.fixed.items():
             draft.put(place, value)
+        if settings.get(_LONGEST) is not None and "max_len" not in draft.model:
+            draft.put("trained_len", count(settings, _LONGEST))
         return draft
 
     def config(self, settings: Settings, names: Names) -> ModelConfig:
@@ -270,13 +276,19 @@ class Fields(NamedTuple):
         """The inverse of :meth:`read`."""
         settings = {name: known[0] for name, known in self.only.items()}
         settings |= {self.depth: len(model.blocks)} if self.depth else {}
+        if model.config.trained_len is not None and _LONGEST in self._accounted():
+            settings[_LONGEST] = model.config.trained_len
         for rule in self.rules:
             settings |= rule.write(model)
         return settings
 
+    def _accounted(self) -> set[str]:
+        """Names of the fields that are read, or have no effect."""
+        named = {name for rule in self.rules for name in rule.official.split()}
+        return {*INERT, *self.inert.split(), self.depth, *named}
+
     def _check(self, settings: Settings) -> None:
-        accounted = {*INERT, *self.inert.split(), self.depth}
-        accounted |= {name for rule in self.rules for name in rule.official.split()}
+        accounted = self._accounted()
         only = {**ONLY, **self.only}
         for name, value in settings.items():
             if name in accounted:
@@ -386,25 +398,11 @@ def rope(base: float = 10_000.0, fraction: float | None = None) -> Rule:
     def read(draft: Draft) -> None:
         keywords = rope_keywords(draft.settings, base=base, fraction=fraction)
         draft.layers["attention"].update(keywords)
-        read_length(draft)
 
     def write(model: Written) -> dict[str, Any]:
-        back = rope_back(model.first("attention", "sliding_attention"))
-        return back | write_length(model)
+        return rope_back(model.first("attention", "sliding_attention"))
 
     return Rule(ROPE if fraction is None else PARTIAL, read, write)
-
-
-def read_length(draft: Draft) -> None:
-    """The longest text of the training, which has no effect on the logits."""
-    if draft.settings.get("max_position_embeddings") is not None:
-        draft.put("trained_len", count(draft.settings, "max_position_embeddings"))
-
-
-def write_length(model: Written) -> dict[str, int]:
-    """The inverse of :func:`read_length`."""
-    length = model.config.trained_len
-    return {} if length is None else {"max_position_embeddings": length}
 
 
 def rope_keywords(

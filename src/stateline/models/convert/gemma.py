@@ -49,7 +49,6 @@ def _read_rope(draft: Draft) -> None:
         # sliding layers would have the scaling of full ones
         keywords = {"rope_scaling": "none", **fields.rope_keywords(found)}
         draft.layers[fields.SLIDING[word]].update(keywords)
-    fields.read_length(draft)
 
 
 def _write_rope(model: Written) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def _write_rope(model: Written) -> dict[str, Any]:
         own = fields.SLIDING[word]
         layer = model.first(*((own,) if model.numbers(own) else NAMES.mixers))
         found[word] = fields.rope_back(layer).get("rope_parameters")
-    return {"rope_parameters": found, **fields.write_length(model)}
+    return {"rope_parameters": found}
 
 
 def _read_scale(draft: Draft) -> None:
