@@ -54,6 +54,10 @@ def regular_file(path: str | Path, what: str) -> Path:
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
+_ON_A_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+"""Form of the name of a published model, such as ``state-spaces/mamba-130m``."""
+
+
 def user_path(path: str | Path, what: str) -> Path:
     """A path that the user gave, with ``~`` expanded.
 
@@ -74,6 +78,21 @@ def user_path(path: str | Path, what: str) -> Path:
         why = f"cannot read the {what} {path}: {reason(error)}; give another path"
         raise InputError(why) from error
     return expanded
+
+
+def model_path(path: str | Path) -> Path:
+    """The folder of a model, or the file with its weights, with ``~`` expanded.
+
+    Raises:
+        InputError: If it does not exist, or cannot be read.
+    """
+    found = user_path(path, "model")
+    if found.exists():
+        return found
+    line = f"no model in {path}: there is no such folder here; give the folder of a model"
+    if _ON_A_HUB.fullmatch(str(path)):
+        line += f", or get it by hf download {path} --local-dir FOLDER"
+    raise InputError(line)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

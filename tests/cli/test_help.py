@@ -18,7 +18,7 @@ ANSWER = """
 import contextlib, io, json, sys
 from stateline.cli import main
 def answer(line):
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.redirect_stderr(told):
         try:
             code = main(line.split())
         except SystemExit as end:
@@ -26,6 +26,15 @@ def answer(line):
     return code, told.getvalue(), "torch" in sys.modules
 print(json.dumps({line: answer(line) for line in json.loads(sys.argv[1])}))
 """
+
+
+MISSING = (
+    "generate nowhere --prompt a",
+    "evaluate nowhere a.txt",
+    "convert nowhere out",
+    "serve nowhere",
+)
+"""Commands on a folder that does not exist."""
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +47,7 @@ def answers() -> dict[str, list[object]]:
         "--version",
         "--completion",
         *(f"{command} --help" for command in COMMANDS),
+        *MISSING,
     ]
     done = subprocess.run(
         [sys.executable, "-c", ANSWER, json.dumps(lines)],
@@ -57,6 +67,15 @@ def test_help_on_a_command_needs_no_torch(
     code, told, torch = answers[f"{command} --help"]
     assert told.startswith(f"usage: stateline {command} ")
     assert (code, torch) == (0, False)
+
+
+@pytest.mark.parametrize("line", MISSING)
+def test_a_folder_that_does_not_exist_is_told_of_before_torch_is_imported(
+    line: str, answers: dict[str, tuple[int, str, bool]]
+) -> None:
+    code, told, torch = answers[line]
+    assert "no model in nowhere: there is no such folder here" in told
+    assert (code, torch) == (2, False)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Sequence[str], parser: Parser) -> int:
     """Convert, and print what was recognised."""
     given = parser.parse_args(arguments)
+    folder = user_folder(given.src)
 
     from stateline.data import load_tokenizer
     from stateline.data.huggingface import HuggingFaceTokenizer
@@ -56,7 +57,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     settings = parse_json_object(given.settings, "value of --settings")
     if Path(given.dst).exists():
         raise InputError(f"{given.dst} exists: choose another folder, or remove it")
-    source = find_model(user_folder(given.src))
+    source = find_model(folder)
     found = read_pretrained(source, settings=settings, dtype=resolve_dtype(given.dtype))
     model = found.model
     _tell(found)

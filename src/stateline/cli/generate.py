@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from stateline.cli.options import StateDType, add_device_and_dtype
+from stateline.cli.options import StateDType, add_device_and_dtype, user_folder
 from stateline.cli.parser import Parser
 from stateline.errors import InputError
 from stateline.files import check_writable
@@ -44,6 +44,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     """Print the continuation as it comes."""
     given = parser.parse_args(arguments)
     _check(given)
+    user_folder(given.run)
 
     from stateline.cli.continuing import continue_texts
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stateline.cli.parser import Parser
 from stateline.devices import DTypeName, resolve_device, resolve_dtype
 from stateline.errors import InputError
-from stateline.files import user_path
+from stateline.files import model_path
 from stateline.runs.folder import check_imports
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def place(given: Any) -> "tuple[torch.device, torch.dtype | None]":
 
 def user_folder(path: str) -> Path:
     """The folder of a model, a run or a checkpoint, after a check that its code was imported."""
-    folder = user_path(path, "model")
+    folder = model_path(path)
     check_imports(folder)
     return folder
 
@@ -67,9 +67,10 @@ def open_model(
     given: Any, path: str = "", tokenizer: str | None = None
 ) -> "tuple[LanguageModel, Tokenizer]":
     """The language model in ``RUN`` or in another folder, as the options say, and its tokenizer."""
+    folder = user_folder(path or given.run)
     from stateline.generate import load_run
 
-    folder, (device, dtype) = user_folder(path or given.run), place(given)
+    device, dtype = place(given)
     return load_run(folder, device=device, dtype=dtype, tokenizer=tokenizer)
 
 

@@ -48,8 +48,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
     from rich.console import Console
 
+    from stateline.files import model_path
     from stateline.hf_check import HUGGING_FACE
-    from stateline.models.checkpoint import model_path
     from stateline.probe import Material, Plan, Settings, load_reader, run_probes
     from stateline.reports.probes import point_line, print_probes, write_probes
 

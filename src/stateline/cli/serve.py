@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stateline.cli.options import add_device_and_dtype, add_key, key_of, open_model
+from stateline.cli.options import add_device_and_dtype, add_key, key_of, open_model, user_folder
 from stateline.cli.parser import Parser
 from stateline.errors import InputError
 from stateline.settings import at_least
@@ -44,6 +44,7 @@ LONGEST = 1 << 20
 def run(arguments: Sequence[str], parser: Parser) -> int:
     """Serve until a signal ends the process."""
     given = parser.parse_args(arguments)
+    user_folder(given.run)
     at_least(1, **{name: given[name] for name in _LIMITS})
     try:
         from stateline.serve import Limits, listen, make_app, make_server

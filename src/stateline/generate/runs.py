@@ -12,8 +12,9 @@ from stateline.data import ByteTokenizer, Tokenizer, load_tokenizer
 from stateline.data.gguf_tokenizer import gguf_tokenizer
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
+from stateline.files import model_path
 from stateline.layers.compose import title
-from stateline.models.checkpoint import CONFIG, check_kind, load_any, model_path
+from stateline.models.checkpoint import CONFIG, check_kind, load_any
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gguf import SUFFIX as GGUF_SUFFIX
 from stateline.models.convert.table import is_published, load_pretrained, published_config

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +18,6 @@ from stateline.files import (
     read_json_object,
     regular_file,
     sha256,
-    user_path,
     write_atomically,
     write_text,
 )
@@ -38,9 +36,6 @@ CONFIG, WEIGHTS, HASHES = "config.json", "model.safetensors", "hashes.json"
 
 INDEX = f"{WEIGHTS}.index.json"
 """The file that lists the parts of weights that transformers has split."""
-
-_ON_A_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-"""Form of the name of a published model, such as ``state-spaces/mamba-130m``."""
 
 ADAPTERS = "adapter_config.json"
 """A file beside low-rank adapters, which PEFT writes and transformers applies."""
@@ -152,21 +147,6 @@ def check_kind(model: AnyModel, kind: str, folder: str | Path) -> Any:
             "and stateline evaluate --task scores it"
         )
     return model
-
-
-def model_path(path: str | Path) -> Path:
-    """The folder of a model, or the file with its weights, with ``~`` expanded.
-
-    Raises:
-        InputError: If it does not exist, or cannot be read.
-    """
-    found = user_path(path, "model")
-    if found.exists():
-        return found
-    line = f"no model in {path}: there is no such folder here; give the folder of a model"
-    if _ON_A_HUB.fullmatch(str(path)):
-        line += f", or get it by hf download {path} --local-dir FOLDER"
-    raise InputError(line)
 
 
 def load_any(folder: str | Path, *, device: torch.device | str = "cpu") -> AnyModel:

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stateline.errors import InputError, check_choice
-from stateline.files import regular_file, user_path, write_folder, write_text
-from stateline.models.checkpoint import load_model, model_path, refuse_adapters, save_model
+from stateline.files import model_path, regular_file, user_path, write_folder, write_text
+from stateline.models.checkpoint import load_model, refuse_adapters, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.convert import (
     decoders,

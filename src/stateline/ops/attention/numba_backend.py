@@ -165,7 +165,8 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx: Any, grad: Tensor) -> Any:
-        y, norms, q, k, v, *mask = *ctx.saved_tensors, None  # no soft cap
+        y, norms, q, k, v, *parts = ctx.saved_tensors
+        mask = AttentionMask(*parts)
         dtype = launch.working_dtype(q)
         signals, strides = _read(dtype, q, k, v)
         found = [torch.empty(x.shape, dtype=dtype, device="cpu") for x in (q, k, v)]
