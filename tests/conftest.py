@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--xlstm", metavar="DIR", type=Path, help="of NX-AI/xlstm")
     parser.addoption("--mamba", metavar="DIR", type=Path, help="of state-spaces/mamba")
     parser.addoption("--data", metavar="DIR", type=Path, default=SHARED / "data")
+    parser.addoption("--models", metavar="DIR", type=Path, help="of released models")
     parser.addoption("--device", metavar="NAME", default="cpu")
 
 
