@@ -436,6 +436,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 4,
         },
     ),
+    "olmo2": ("olmo2", {**BASE, "attention_bias": True, "rope_parameters": LLAMA3}),
+    "exaone4": (
+        "exaone4",
+        {**BASE, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "exaone4 without windows": (
+        "exaone4",
+        {**BASE, "sliding_window": None, "layer_types": ["full_attention"] * 2, "head_dim": 12},
+    ),
     "gemma": ("gemma", {**BASE, "head_dim": 12}),
     "gemma2": (
         "gemma2",

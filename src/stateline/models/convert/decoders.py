@@ -213,6 +213,29 @@ def _write_mixtral(model: Written) -> dict[str, Any]:
     return {"sliding_window": model.first(*NAMES.mixers).get("window")}
 
 
+def _read_exaone(draft: Draft) -> None:
+    """With windows, only sliding layers rotate queries and keys."""
+    settings, depth = draft.settings, range(fields.layer_count(draft.settings))
+    window, rope = _window(draft, 4096), fields.rope_keywords(draft.settings)
+    types = fields.layer_types(settings, "layer_types", tuple(fields.SLIDING))
+    if types is None:
+        every = 1 if window is None else count(settings, "sliding_window_pattern", 4)
+        types = ["sliding_attention" if (i + 1) % every else "full_attention" for i in depth]
+    if window is None and "sliding_attention" in types:
+        raise InputError("layer_types has sliding_attention, but sliding_window is null")
+    draft.mixers = [fields.SLIDING[word] for word in types]
+    draft.put("sliding_attention.window", window)
+    draft.layers["attention" if window is None else "sliding_attention"].update(rope)
+
+
+def _write_exaone(model: Written) -> dict[str, Any]:
+    types, window = _written(model)
+    attention = model.first(*NAMES.mixers[:: 1 if window is None else -1])
+    unrotated = window is None and attention["position"] == "none"
+    rope = fields.rope_back(attention)
+    return {"layer_types": types, "sliding_window": 4096 if unrotated else window, **rope}
+
+
 def _check_full(draft: Draft) -> None:
     fields.layer_types(draft.settings, "layer_types", tuple(fields.FULL))
 
@@ -225,6 +248,7 @@ _LLAMA = (
     fields.heads(),
     fields.rope(),
 )
+_AFTER = NAMES._replace(norms_after=("post_attention_layernorm", "post_feedforward_layernorm"))
 _FEW = {**fields.SILU, "use_sliding_window": (False,)}
 _UNUSED = f"{LOSS} sliding_window max_window_layers"
 _FIELDS = {
@@ -249,6 +273,31 @@ _FIELDS = {
         ),
         fields.SILU,
         fixed={"attention.qk_norm": True},
+    ),
+    "olmo2": Fields(
+        (
+            *fields.GATED,
+            *fields.norms(1e-5, "attention"),
+            fields.BIAS,
+            fields.heads(),
+            fields.rope(),
+        ),
+        fields.SILU,
+        fixed={"norm_after": "attention", "attention.qk_norm": "joint"},
+    ),
+    "exaone4": Fields(
+        (
+            *fields.GATED,
+            *fields.norms(1e-5, "attention"),
+            fields.heads(32),
+            Rule(
+                f"layer_types sliding_window sliding_window_pattern {fields.ROPE}",
+                _read_exaone,
+                _write_exaone,
+            ),
+        ),
+        fields.SILU,
+        fixed={"norm_after": "attention sliding_attention", "attention.qk_norm": True},
     ),
     "granite": Fields((*_LLAMA, *MULTIPLIERS), fields.SILU),
     "mixtral": Fields(
@@ -331,6 +380,8 @@ CONVERTERS = {
     "mistral": _family("mistral", "MistralForCausalLM", ministral="MinistralForCausalLM"),
     "qwen2": _family("qwen2", "Qwen2ForCausalLM"),
     "qwen3": _family("qwen3", "Qwen3ForCausalLM"),
+    "olmo2": family(_AFTER, _FIELDS["olmo2"], olmo2="Olmo2ForCausalLM"),
+    "exaone4": family(_AFTER, _FIELDS["exaone4"], exaone4="Exaone4ForCausalLM"),
     "granite": _family("granite", "GraniteForCausalLM"),
     "mixtral": _family("mixtral", "MixtralForCausalLM", MIXTRAL),
     "qwen2_moe": _family("qwen2_moe", "Qwen2MoeForCausalLM", EXPERTS),
