@@ -77,7 +77,7 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 """Of each architecture: the ``model_type``, the fields of the file, and those of the sizes."""
 
-TOKENS = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;", "Ġ"]
+TOKENS = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:", "Ġ"]
 TOKENS.append("he")
 
 
@@ -137,6 +137,7 @@ def write(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", FILES)
 @torch.no_grad()
 def test_a_file_is_the_model_that_transformers_reads(architecture: str, tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_the_scaled_positions_of_llama_3_are_read_from_their_divisors(tmp_path: 
         ({"expert_count": 8}, {}, "has llama.expert_count=8, which is not supported"),
         ({"attention.value_length": 4}, {}, "has llama.attention.value_length=4"),
         ({"rope.scaling.type": "longrope"}, {}, "scaled by 'longrope' are not supported"),
-        ({"attention.head_count": 3}, {}, "n_kv_heads must divide n_heads|do not fit"),
+        ({"attention.head_count_kv": 3}, {}, "n_kv_heads must divide n_heads"),
         ({}, {"blk.0.attn_gate.weight": np.ones((4, 4))}, "blk.0.attn_gate.weight"),
     ],
 )
@@ -205,6 +206,7 @@ def _flip(data: bytes, random: np.random.Generator) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [_cut, _flip])
 def test_damaged_files_are_one_line(
     damage: Callable[[bytes, np.random.Generator], bytes], tmp_path: Path
@@ -212,14 +214,14 @@ def test_damaged_files_are_one_line(
     """A changed byte may leave a right file, with another name of the model or another number."""
     whole, path = write(tmp_path / "whole.gguf", "llama").read_bytes(), tmp_path / "damaged.gguf"
     random, told = np.random.default_rng(0), []
-    for _ in range(60):
+    for _ in range(30):
         path.write_bytes(damage(whole, random))
         try:
             load_pretrained(path)
         except InputError as error:
             told.append(str(error))
     assert not [text for text in told if "\n" in text]
-    assert len(told) >= (60 if damage is _cut else 20)
+    assert len(told) >= (30 if damage is _cut else 10)
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
