@@ -10,15 +10,18 @@ from safetensors.numpy import save_file
 
 from stateline.errors import InputError
 from stateline.files import (
+    PACKED,
     append_line,
     changed_file,
     check_writable,
     regular_file,
     sha256,
+    text_file,
     write_atomically,
     write_folder,
     write_text,
 )
+from stateline.tasks import make_task
 
 Limit = Callable[[int], AbstractContextManager[None]]
 
@@ -221,3 +224,14 @@ def test_what_cannot_be_written_is_found_before(tmp_path: Path, name: str) -> No
     with pytest.raises(InputError, match=r"^cannot write .*; choose another folder$"):
         check_writable(tmp_path / name)
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("ending", PACKED)
+def test_a_packed_file_is_no_text(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"book.jsonl{ending}"
+    path.write_bytes(b"text")
+    message = f"book.jsonl{ending} is packed, so its bytes are no text: unpack it first"
+    with pytest.raises(InputError, match=message):
+        text_file(path, "text")
+    with pytest.raises(InputError, match=message):
+        make_task(f"text(path={path})")

@@ -21,6 +21,9 @@ from safetensors import SafetensorError, safe_open
 
 from stateline.errors import InputError, reason
 
+PACKED = (".bz2", ".gz", ".parquet", ".xz", ".zip", ".zst")
+"""Ends of names of files whose bytes are not those of their text."""
+
 
 def regular_file(path: str | Path, what: str) -> Path:
     """Check that a file can be read before it is opened.
@@ -56,6 +59,18 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 
 _ON_A_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 """Form of the name of a published model, such as ``state-spaces/mamba-130m``."""
+
+
+def text_file(path: str | Path, what: str) -> Path:
+    """Check that a file can be read, as :func:`regular_file` does, and that it is not packed.
+
+    Raises:
+        InputError: Also if its name ends as that of a packed file.
+    """
+    found = regular_file(path, what)
+    if found.suffix.lower() in PACKED:
+        raise InputError(f"the {what} {found} is packed, so its bytes are no text: unpack it first")
+    return found
 
 
 def user_path(path: str | Path, what: str) -> Path:

@@ -15,7 +15,7 @@ import torch
 
 from stateline.cli import main
 from stateline.data import CharacterTokenizer
-from stateline.generate import generate, stream
+from stateline.generate import Penalties, generate, stream
 from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
@@ -212,6 +212,37 @@ def test_a_batch_from_a_state_has_its_seed(say: Say, tmp_path: Path) -> None:
     assert len({*batches[0], *batches[1]}) == 4
 
 
+def test_penalties_change_the_choice_as_in_the_server(say: Say, models: Path) -> None:
+    model, text = load_model(models / "letters0"), CharacterTokenizer(LETTERS)
+    given = ["letters0", "--prompt", "abc", "--temperature", 0, "--max_new_tokens", 20]
+    plain = say(*given)
+    for name in ("presence", "frequency"):
+        penalties, tokens = Penalties(**{name: 2.0}), text.encode("abc").tolist()
+        for _ in range(20):
+            with torch.no_grad():
+                logits = model(torch.tensor([tokens]))[0, -1]
+            tokens.append(int(penalties(logits).argmax()))
+            penalties.counts[tokens[-1]] += 1
+        written = say(*given, f"--{name}_penalty", 2)
+        assert written == text.decode(tokens) + "\n"
+    assert written != plain
+
+
+def test_tokens_end_a_text_after_the_least_number_of_them(
+    say: Say, models: Path, tmp_path: Path
+) -> None:
+    text, given = CharacterTokenizer(LETTERS), ["letters0", "--temperature", 0]
+    (tmp_path / "prompts").write_text("abc\nh")
+    given += ["--prompts", tmp_path / "prompts", "--max_new_tokens", 12]
+    free = [json.loads(line)["text"] for line in say(*given).splitlines()]
+    end = int(text.encode(free[0][2])[0])
+    ended = [json.loads(line)["text"] for line in say(*given, "--stop_token_ids", end).splitlines()]
+    assert ended == [one.partition(free[0][2])[0] for one in free]
+    more = say(*given, "--stop_token_ids", end, "--min_tokens", 6).splitlines()
+    longer = [json.loads(line)["text"] for line in more]
+    assert all(len(one) >= 6 and free[0][2] not in one[:6] for one in longer)
+
+
 def test_log_probabilities_come_as_a_table(say: Say, models: Path) -> None:
     options = ["--temperature", 0, "--max_new_tokens", 5]
     shown = say("letters0", "--prompt", "bad", *options, "--log_probs")
@@ -324,6 +355,9 @@ MISTAKES = [
     (["letters0", "--prompt", "xyz"], "the tokenizer has no character 'x'"),
     (["letters0", "--prompt", "a", "--stop", ""], "a stop string must not be empty"),
     (["letters0", "--prompt", "a", "--repetition_penalty", "0"], "repetition_penalty must be from"),
+    (["letters0", "--prompt", "a", "--presence_penalty", "101"], "presence_penalty must be from"),
+    (["letters0", "--prompt", "a", "--min_tokens", "-1"], "min_tokens must be at least 0"),
+    (["letters0", "--prompt", "a", "--stop_token_ids", "10"], "tokens must be from 0 to 9"),
     (["letters0", "--prompt", "a", "--seed", "-1"], "seed must be from 0 to 2**63 - 1, got -1"),
     (["letters0", "--state", "nowhere"], "cannot read the state file nowhere: No such file or dir"),
     (["letters0", "--state", "gap"], "cannot read gap as a state: "),

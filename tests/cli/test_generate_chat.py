@@ -89,6 +89,9 @@ def test_special_tokens_are_shown_if_asked_for(
     options = "--prompt", "a", "--max_new_tokens", "2"
     assert generated(run, capsys, *options) == "a\n"
     assert generated(run, capsys, *options, "--special_tokens") == "a<end><end>\n"
+    chat = "--chat", *options, "--special_tokens"  # here the token ends a turn
+    assert generated(run, capsys, *chat) == "\n"
+    assert generated(run, capsys, *chat, "--ignore_eos") == "<end><end>\n"
 
 
 @pytest.mark.parametrize(

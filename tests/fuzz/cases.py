@@ -17,7 +17,7 @@ from tests.prepared import COPYING
 
 TOKENS = "tokens(path=corpus, length=16)"
 RESUME = "train recipe.yaml --resume --out"
-BRIEFLY = "--lengths 9 --batches 1 --examples 2 --out new"
+BRIEFLY = "--lengths 9 --examples 2 --out new"
 COMMANDS = [
     "train recipe.yaml --out new",
     "train recipe.yaml --dry_run",

@@ -54,7 +54,7 @@ def test_an_end_token_can_be_kept_from_being_the_first(model: LanguageModel) -> 
     first, *_ = alone(model, 0)
     given = (model, ByteTokenizer(), PROMPTS[:1], [1])
     assert answer(*given, end=[first]) == [""]
-    (text,) = answer(*given, end=[first], never_empty=True)
+    (text,) = answer(*given, end=[first], least=1)
     with torch.no_grad():
         best = model(torch.tensor(PROMPTS[:1]))[0, -1].topk(2).indices.tolist()
     assert best[0] == first

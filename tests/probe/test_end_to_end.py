@@ -101,7 +101,7 @@ def test_texts_and_probes_run_as_tasks(model: str) -> None:
 @pytest.mark.parametrize("model", ["mine", "pythia", "mamba", "hf:pythia", "hf:mamba"])
 def test_all_probes_run(model: str, tmp_path: Path) -> None:
     for task, size in SIZES.items():
-        sizes = ["--lengths", str(size), "--batches", "1", "--examples", "2", "--device", "cpu"]
+        sizes = ["--lengths", str(size), "--examples", "2", "--device", "cpu"]
         where = ["--data", "data", "--out", str(tmp_path)]
         assert main(["probe", model, "--tasks", task, *sizes, *where]) == 0
     points = json.loads((tmp_path / "probes.json").read_text())["points"]

@@ -47,11 +47,11 @@ def both_ways(model: Path, sources: Path, *tasks: str) -> tuple[dict[str, Any], 
     probed = {}
     for task in tasks:
         probe, length = task.rsplit("_", 1)
-        sizes = ["--lengths", length, "--batches", "1", "--examples", str(N)]
+        sizes = ["--lengths", length, "--error", "0", "--examples", str(N)]
         assert main(["probe", str(model), "--tasks", probe, *sizes, *data]) == 0
     for point in json.loads(Path("runs/probes/probes.json").read_text())["points"]:
-        name = f"{point['task']}_{point['length']}"
-        probed[name] = {"exact_match": point["exact_match"][0], "f1": point["f1"][0]}
+        scores_of = {name: point[name] for name in ("exact_match", "f1")}
+        probed[f"{point['task']}_{point['length']}"] = scores_of
     return evaluated, probed
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from stateline.cli import main
 from stateline.data import ByteTokenizer, CharacterTokenizer, load_tokenizer
@@ -37,12 +36,14 @@ from stateline.probe import (
 from stateline.probe.load import fingerprint
 from stateline.probe.network import Network
 from stateline.probe.results import FORMAT
+from stateline.probe.run import needed
 from stateline.probe.tasks import check_length
+from stateline.runs.verdict import wilson
 
 if not torch.cuda.is_available():  # the simulated device cannot stand beside a GPU
     from tests.devices import watch
 
-TINY = Settings(batches=2, examples=3, rows=4)
+TINY = Settings(error=0.0, examples=6, rows=4)
 
 
 def encode(text: str) -> list[int]:
@@ -55,9 +56,9 @@ def decode(tokens: Sequence[int]) -> str:
 
 def examples(task: str, length: int, sources: Path, n: int = 20, seed: str = "0") -> list[Example]:
     material = Material(sources)
-    return make_examples(
-        task, length, n, material=material, encode=encode, decode=decode, seed=seed
-    )
+    return [
+        *make_examples(task, length, n, material=material, encode=encode, decode=decode, seed=seed)
+    ]
 
 
 class Oracle(Reader):
@@ -214,21 +215,45 @@ def test_right_answers_score_one(task: str, length: int, sources: Path) -> None:
     material = Material(sources)
     results = run_probes(plan(task, lengths=[length]), material, Oracle, Path("out"))
     (point,) = results.points
-    assert point.exact_match == [1.0, 1.0]
-    assert (point.mean, point.spread, point.mean_f1) == (1.0, 0.0, 1.0)
+    assert (point.examples, point.exact_match, point.f1) == (6, 1.0, 1.0)
+    low, high = point.interval
+    assert low == pytest.approx(6 / (6 + 1.96**2))  # an error even where all answers are right
+    assert high == 1.0
 
 
-def test_mean_and_spread_are_those_of_the_batches() -> None:
-    settings = Settings(batches=4, examples=5, rows=1)
-    half = Oracle(share=0.5)
-    results = run_probes(
-        plan("letters", settings=settings), Material(None), lambda _: half, Path("out")
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_as_many_examples_are_asked_as_the_error_needs(share: float) -> None:
+    settings, reader = Settings(error=0.1, examples=200, rows=5), Oracle(share=share)
+    (point,) = run_probes(
+        plan("letters", settings=settings), Material(None), lambda _: reader, Path("out")
+    ).points
+    low, high = point.interval
+    assert reader.asked == point.examples
+    assert point.exact_match == pytest.approx(share, abs=0.1)
+    assert high - low <= 0.2
+    low, high = wilson(point.exact_match, point.examples - 2 * settings.rows)
+    assert high - low > 0.2  # hardly more than needed
+    assert needed(settings, 0.5) == 93
+    few = settings._replace(examples=7)
+    (point,) = run_probes(
+        plan("letters", settings=few), Material(None), lambda _: reader, Path("few")
+    ).points
+    assert point.examples == 7
+
+
+def test_a_forecast_comes_before_the_first_point() -> None:
+    told: list[str] = []
+    run_probes(
+        plan("letters", lengths=[5, 6]),
+        Material(None),
+        lambda _: Oracle(),
+        Path("out"),
+        on_point=lambda point, _: told.append(str(point.length)),
+        tell=told.append,
     )
-    (point,) = results.points
-    assert len(point.exact_match) == 4
-    assert point.mean == pytest.approx(0.5)
-    assert point.spread > 0
-    assert replace(point, exact_match=[0.0, 1.0]).spread == 0.5
+    assert told == ["oracle: about 1 to 1 minutes", "5", "6"]
+    run_probes(plan("letters"), Material(None), Oracle, Path("out"), tell=told.append)
+    assert len(told) == 3  # nothing is missing
 
 
 def test_a_second_start_measures_only_what_is_missing() -> None:
@@ -417,7 +442,7 @@ def test_a_model_that_writes_no_text_is_measured(tmp_path: Path) -> None:
     save_model(model, tmp_path / "half")
     plan = Plan([str(tmp_path / "half")], ["letters"], [5], TINY)
     (point,) = run_probes(plan, Material(None), load_reader, Path("out")).points
-    assert point.mean == 0
+    assert point.exact_match == 0
 
 
 def our_model(folder: Path, **settings: object) -> Path:
@@ -434,6 +459,10 @@ def test_a_prompt_beyond_the_models_positions_is_skipped(tmp_path: Path) -> None
     short, long = run_probes(chosen, Material(None), load_reader, Path("out")).points
     assert not short.skipped
     assert "the model was made for 64" in long.skipped
+    told: list[str] = []
+    chosen = Plan([model], ["letters"], [40], TINY)
+    run_probes(chosen, Material(None), load_reader, Path("long"), tell=told.append)
+    assert told == [f"{model}: nothing can be measured"]
 
 
 def test_the_space_before_an_answer_needs_a_position(tmp_path: Path) -> None:
@@ -564,7 +593,7 @@ def test_all_probes_run_from_the_command_line(
     task = f"text(path={sources / 'text' / 'play.txt'}, length=16, batch_size=2)"
     train = ["train", "lstm", "--task", task, "--train.steps", "2", "--model.d_model", "16"]
     assert main([*train, "--out", "mine", "--device", "cpu"]) == 0
-    sizes = ["--lengths", "50", "--batches", "1", "--examples", "2", "--device", "cpu"]
+    sizes = ["--lengths", "50", "--examples", "2", "--device", "cpu"]
     models = ["mine", str(tiny / "pythia"), str(tiny / "mamba")]
     models += [f"hf:{tiny / 'pythia'}", f"hf:{tiny / 'mamba'}"]
     capsys.readouterr()
@@ -581,12 +610,12 @@ def test_all_probes_run_from_the_command_line(
 def test_a_length_that_the_data_do_not_have_is_skipped_and_the_rest_is_measured(
     sources: Path,
 ) -> None:
-    plan = Plan(["a", "b"], ["letters", "squad", "phone_book"], [9], Settings(1, 2))
+    plan = Plan(["a", "b"], ["letters", "squad", "phone_book"], [9], Settings(0.0, 2))
     results = run_probes(plan, Material(sources), Oracle, Path("out"))
     points = results.points
     assert [results.models(task) for task in plan.tasks] == [["a", "b"], [], ["a", "b"]]
     assert [(p.model, p.task) for p in points] == [(m, t) for m in plan.models for t in plan.tasks]
-    assert [bool(point.exact_match) for point in points] == [True, False, True] * 2
+    assert [bool(point.examples) for point in points] == [True, False, True] * 2
     assert points[1].skipped.startswith("no passage has 1 to 9 tokens")
 
 

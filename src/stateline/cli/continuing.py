@@ -19,8 +19,16 @@ from stateline.data import Tokenizer
 from stateline.data.chat import chat_text, next_turn, turn_end
 from stateline.devices import log_bfloat16_rate, resolve_dtype
 from stateline.errors import InputError
-from stateline.files import regular_file
-from stateline.generate import Kept, Sampling, Session, SessionState, Speculation, TextStream
+from stateline.files import text_file
+from stateline.generate import (
+    Kept,
+    Penalties,
+    Sampling,
+    Session,
+    SessionState,
+    Speculation,
+    TextStream,
+)
 from stateline.generate.session import device_of
 from stateline.layers import cat_states, nbytes
 from stateline.layers.state import save_state
@@ -58,7 +66,9 @@ def continue_texts(given: Namespace) -> None:
     """Print the continuation of one prompt, or of several, as the options say."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     sampling = Sampling(**{name: given[name] for name in names})
+    _penalties(given, frozenset())  # checks them before anything is read
     model, tokenizer = open_model(given)
+    tokenizer.check(given.stop_token_ids)
     if device_of(model).type == "cpu" and model.embedding.weight.dtype == torch.bfloat16:
         log_bfloat16_rate()
     _warn_of_chats(given, tokenizer)
@@ -111,7 +121,7 @@ def _continue_one(
     states, kept = _read(given, readers, tokenizer), readers[0].kept
     session = _session(given, readers, states, sampling)
     _tell_origin(given, kept)
-    more: dict[str, Any] = {"ends": _ends(given, tokenizer), "special": given.special_tokens}
+    more = _text_settings(given, tokenizer)
     text = TextStream(tokenizer, given.stop, None if kept is None else kept.text, **more)
     if given.stream or given.prompt is not None:
         numbers = isinstance(tokenizer, generate.NumberTokenizer)
@@ -122,7 +132,8 @@ def _continue_one(
     if given.log_probs:
         print("token", "log_prob", "text", sep="\t")
     begin = time.perf_counter()
-    for token in generate.decode_text(session, [text], given.max_new_tokens):
+    penalties = [] if given.draft else [_penalties(given, more["ends"])]
+    for token in generate.decode_text(session, [text], given.max_new_tokens, penalties):
         row = f"{token.token}\t{token.log_prob:.6f}\t{json.dumps(token.text, ensure_ascii=False)}\n"
         _show(row if given.log_probs else token.text)
         for reader in readers:
@@ -215,11 +226,12 @@ def _continue_batch(
     stored = resolve_dtype(given.state_dtype)
     generate.check_length(model, state.length, given.max_new_tokens)
     _tell_origin(given, reader.kept)
-    more: dict[str, Any] = {"ends": _ends(given, tokenizer), "special": given.special_tokens}
+    more = _text_settings(given, tokenizer)
     texts = [TextStream(tokenizer, given.stop, after=row.tolist(), **more) for row in rows]
     results: list[dict[str, Any]] = [{"prompt": p, "text": ""} for p in prompts]
     session = Session(model, state, sampling=sampling, state_dtype=stored)
-    for decoded in generate.decode_text(session, texts, given.max_new_tokens):
+    penalties = [_penalties(given, more["ends"]) for _ in rows]
+    for decoded in generate.decode_text(session, texts, given.max_new_tokens, penalties):
         result = results[decoded.row]
         result["text"] += decoded.text
         if given.log_probs:
@@ -251,14 +263,22 @@ def _warn_of_chats(given: Namespace, tokenizer: Tokenizer) -> None:
         log.warning("the model is for chats, but the prompt is plain text: give --chat")
 
 
-def _ends(given: Namespace, tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens that end a text, in a chat also the one that ends a turn."""
+def _text_settings(given: Namespace, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What ends a text, in a chat also the end of a turn; and whether special tokens are shown."""
     end = turn_end(tokenizer) if given.chat else None
-    return tokenizer.end_tokens | (frozenset() if end is None else {end})
+    own = tokenizer.end_tokens | (frozenset() if end is None else {end})
+    ends = (frozenset() if given.ignore_eos else own) | frozenset(given.stop_token_ids)
+    return {"ends": ends, "least": given.min_tokens, "special": given.special_tokens}
+
+
+def _penalties(given: Namespace, ends: frozenset[int]) -> Penalties:
+    return Penalties(
+        given.presence_penalty, given.frequency_penalty, ends=ends, least=given.min_tokens
+    )
 
 
 def _lines(path: str) -> list[str]:
-    file = regular_file(path, "file of prompts")
+    file = text_file(path, "file of prompts")
     text = file.read_text(encoding="utf-8", errors="surrogateescape")
     prompts = text.removesuffix("\n").split("\n")  # unlike splitlines, not at a form feed
     if not all(prompts):

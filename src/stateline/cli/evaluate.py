@@ -18,7 +18,7 @@ from stateline.cli.console import plain_table
 from stateline.cli.options import add_device_and_dtype, open_model, place, user_folder
 from stateline.cli.parser import Parser
 from stateline.errors import InputError, unknown_name
-from stateline.files import check_writable, finite, user_path, write_text
+from stateline.files import check_writable, finite, text_file, user_path, write_text
 from stateline.settings import at_least
 
 if TYPE_CHECKING:
@@ -34,13 +34,14 @@ WINDOW = 2048
 """Default window in tokens, if the state cannot be carried."""
 
 OF_TASKS = ("data", "tasks_path", "shots", "limit", "rows")
+OF_CHATS = ("chat_template", "fewshot_as_multiturn", "system")
 """Options of ``--tasks`` alone."""
 
 KINDS_OF = {
-    **dict.fromkeys(("chunk", "window", "stride"), ("text files",)),
+    **dict.fromkeys(("chunk", "stride"), ("text files",)),
     "batches": ("--task",),
-    **dict.fromkeys(OF_TASKS, ("--tasks",)),
-    "tokenizer": ("text files", "--tasks"),
+    **dict.fromkeys(OF_TASKS + OF_CHATS, ("--tasks",)),
+    **dict.fromkeys(("tokenizer", "window"), ("text files", "--tasks")),
 }
 """What a model is scored on, by the options that are not for all of it."""
 
@@ -53,7 +54,7 @@ def add_arguments(parser: Parser) -> None:
     )
     option = parser.option
     option("chunk", int, CHUNK, "for text files: tokens read at a time if state is carried")
-    option("window", int, None, "for text files: tokens in a window; 0 carries state")
+    option("window", int, None, "tokens in a window, with --tasks of a text; 0 carries state")
     option("stride", int, None, "for text files: tokens between windows; default half")
     option("tokenizer", str, None, "tokenizer instead of the model's own")
     about = 'a task that models are trained on, such as "copying(max_len=15)", or own: the run\'s'
@@ -64,9 +65,13 @@ def add_arguments(parser: Parser) -> None:
     option("data", str, None, "for --tasks: folder with their files")
     about = "for --tasks: your own in YAML; trust the folder: it may name code and network data"
     option("tasks_path", str, None, about)
-    option("shots", int, 0, "for --tasks: solved examples before each question")
+    option("shots", int, None, "for --tasks: solved examples before each question")
     option("limit", int, None, "for --tasks: largest number of examples of each")
     option("rows", int, 8, "for --tasks: prompts that are read at a time")
+    parser.switch("chat_template", "for --tasks: ask by the model's template of chats")
+    about = "with --chat_template: false makes all examples one message"
+    option("fewshot_as_multiturn", bool, True, about)
+    option("system", str, None, "with --chat_template: a message of the system before the first")
     option("out", str, None, "JSON file for the scores")
     add_device_and_dtype(parser)
 
@@ -80,6 +85,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     scored = "--task" if on_task else "--tasks" if given.tasks else "text files"
     parser.refuse_others(given, scored, KINDS_OF)
     user_folder(given.run)
+    for path in given.files:  # before the model is read
+        text_file(path, "text")
     if given.tasks:
         _check_tasks(given)
     out = None if given.out is None else user_path(given.out, "file to write")
@@ -131,6 +138,8 @@ def _check_tasks(given: Namespace) -> None:
     from stateline.probe import PROBES, is_probe
 
     at_least(1, limit=given.limit, rows=given.rows)
+    if not given.chat_template and (given.system is not None or not given.fewshot_as_multiturn):
+        raise InputError("--system and --fewshot_as_multiturn are for chats: give --chat_template")
     for name in given.tasks:
         if not (is_probe(name) or name in LOCAL_TASKS or given.tasks_path):
             raise unknown_name("task", name, [*LOCAL_TASKS, *PROBES])
@@ -140,13 +149,15 @@ def _check_tasks(given: Namespace) -> None:
 
 def _score_tasks(given: Namespace) -> dict[str, Any]:
     """Print and return the scores on evaluation tasks."""
-    from stateline.evaluate.harness import run_suite
+    from stateline.evaluate.harness import Chat, run_suite
     from stateline.probe import Material, StatelineReader, is_probe, score_probe
 
     model, tokenizer = open_model(given, tokenizer=given.tokenizer)
     settings = {name: given[name] for name in OF_TASKS}
     suites = [name for name in given.tasks if not is_probe(name)]
-    metrics = run_suite(model, tokenizer, suites, **settings) if suites else []
+    chat = Chat(given.fewshot_as_multiturn, given.system) if given.chat_template else None
+    more = {**settings, "max_length": given.window, "chat": chat}
+    metrics = run_suite(model, tokenizer, suites, **more) if suites else []
     reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
     for name in filter(is_probe, given.tasks):
         some = {"limit": given.limit, "rows": given.rows}
@@ -158,7 +169,8 @@ def _score_tasks(given: Namespace) -> dict[str, Any]:
         table.add_row(metric.task, metric.name, score, stderr, f"{metric.examples:,}")
     _print(table)
     scores = [metric._asdict() for metric in metrics]
-    return {"tasks": given.tasks, **settings, "scores": scores}
+    chats = {name: given[name] for name in OF_CHATS} if given.chat_template else {}
+    return {"tasks": given.tasks, **settings, "window": given.window, **chats, "scores": scores}
 
 
 def _score_files(given: Namespace) -> dict[str, Any]:

@@ -27,6 +27,11 @@ def add_arguments(parser: Parser) -> None:
     option("top_p", float, None, "only the likeliest tokens, up to this total probability")
     option("min_p", float, None, "only tokens with this share of the largest probability")
     option("repetition_penalty", float, 1.0, "above 1, earlier tokens are less likely (CTRL)")
+    option("presence_penalty", float, 0.0, "subtracted from logits of tokens that were chosen")
+    option("frequency_penalty", float, 0.0, "the same for each time that a token was chosen")
+    option("min_tokens", int, 0, "number of tokens before which nothing ends a text")
+    switch("ignore_eos", "the model's end tokens do not end a text")
+    option("stop_token_ids", list[int], [], "numbers of tokens that end a text, too")
     parser.add_argument("--stop", action="append", default=[], help="end before it; repeatable")
     option("seed", int, None, "default 0, or the seed of --state")
     switch("log_probs", "one line per token: number, log-prob., text")
@@ -67,16 +72,27 @@ def _check(given: Namespace) -> None:
         )
     if given.save_state is not None:
         check_writable(Path(given.save_state))
-    if given.draft is not None and given.prompts is not None:
-        raise InputError("--draft decodes one text: give one --prompt, or leave out --draft")
-    if given.draft is not None and given.state_dtype is not None:
-        raise InputError(
-            "--draft checks several tokens in one call and rounds no state between them: "
-            "leave out --state_dtype or --draft"
-        )
+    if given.draft is not None:
+        _check_draft(given)
     if given.prefix_cache is not None and given.state is not None:
         raise InputError(
             "--prefix_cache finds states by the text, which --state does not hold: give one of them"
         )
     if not ways and given.state is None:
         given.prompt = "\n"
+
+
+def _check_draft(given: Namespace) -> None:
+    """Refuse what a draft does not do."""
+    if given.prompts is not None:
+        raise InputError("--draft decodes one text: give one --prompt, or leave out --draft")
+    if given.presence_penalty or given.frequency_penalty or given.min_tokens:
+        raise InputError(
+            "--draft proposes tokens without penalties: leave out --presence_penalty, "
+            "--frequency_penalty and --min_tokens, or --draft"
+        )
+    if given.state_dtype is not None:
+        raise InputError(
+            "--draft checks several tokens in one call and rounds no state between them: "
+            "leave out --state_dtype or --draft"
+        )

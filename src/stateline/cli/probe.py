@@ -34,8 +34,9 @@ def add_arguments(parser: Parser) -> None:
     option("data", str, None, "folder with names/, text/ and qa/")
     option("tokenizer", str, None, "tokenizer instead of the models' own")
     option("lengths", list[int], [], "lengths for all tasks; default by task")
-    option("batches", int, 10, "batches per length, for the spread")
-    option("examples", int, 64, "examples per batch")
+    option("error", float, 0.1, "half of the 95% interval of exact match; 0 asks all examples")
+    about = "largest number of examples per length; default 640, for --heads 64"
+    option("examples", int, None, about)
     option("rows", int, 16, "prompts that are read at a time")
     option("seed", int, 0, "seed of the examples")
     option("out", str, OUT, "folder for probes.json and the page")
@@ -56,7 +57,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     if given.heads or given.layers:
         return _heads(given, command_line("probe", arguments))
     device, dtype = place(given)
-    settings = Settings(given.batches, given.examples, given.rows, given.seed)
+    many = Settings().examples if given.examples is None else given.examples
+    settings = Settings(given.error, many, given.rows, given.seed)
     plan = Plan(given.models, given.tasks, given.lengths, settings, given.tokenizer, given.dtype)
     for model in given.models:
         model_path(model.removeprefix(HUGGING_FACE))
@@ -72,6 +74,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         folder,
         command=command_line("probe", arguments),
         on_point=lambda point, measured: print(point_line(point, measured=measured), flush=True),
+        tell=partial(print, flush=True),
     )
     print_probes(results, console)
     write_probes(results, folder / "probes.html")
@@ -96,7 +99,7 @@ def _heads(given: Namespace, command: str) -> int:
     questions = []
     for task in given.tasks:
         lengths = PROBES[task].lengths[:1] if task in PROBES else [make_task(task).train_length]
-        sizes = (given.examples, given.rows, given.seed)
+        sizes = (64 if given.examples is None else given.examples, given.rows, given.seed)
         unit: Unit = "heads" if given.heads else "layers"
         questions += [Question(task, n, unit, *sizes) for n in given.lengths or lengths]
     console, folder = Console(markup=False), user_path(given.out, "folder to write")

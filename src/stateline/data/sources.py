@@ -20,13 +20,10 @@ from stateline.data.folder import is_text, list_folder
 from stateline.data.parquet_rows import parquet_rows
 from stateline.data.saved_dataset import is_saved_dataset, rows, split_folder
 from stateline.errors import InputError
-from stateline.files import regular_file, sha256, user_path
+from stateline.files import regular_file, sha256, text_file, user_path
 
 _ROWS = (".jsonl", ".jsonl.gz", ".parquet")
 """Ends of names of files with a document in each row."""
-
-_PACKED = (".bz2", ".gz", ".parquet", ".xz", ".zip", ".zst")
-"""Ends of names of files whose bytes are not those of their text."""
 
 
 class Sources(NamedTuple):
@@ -52,8 +49,7 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
     files: dict[Path, tuple[str, str]] = {}
     for source in (user_path(source, "source").resolve() for source in sources):
         if not source.is_dir():
-            regular_file(source, "source")
-            _check_unpacked(source)
+            (regular_file if source.name.endswith(_ROWS) else text_file)(source, "source")
         before = len(documents)
         try:
             for path, name in _files(source, split_name):
@@ -74,14 +70,6 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
         if len(documents) == before:
             raise InputError(f"found no text in {source}: give a path to a file or folder of text")
     return Sources(tuple(documents), tuple(files.values()))
-
-
-def _check_unpacked(file: Path) -> None:
-    if file.suffix.lower() in _PACKED and not file.name.endswith(_ROWS):
-        raise InputError(
-            f"the source {file} is packed, so its bytes are no text: unpack it first, or write it "
-            "with Dataset.save_to_disk of the package datasets"
-        )
 
 
 def _files(source: Path, split_name: str) -> Iterator[tuple[Path, str]]:

@@ -15,7 +15,7 @@ from stateline.data import Tokenizer
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
 from stateline.evaluate.losses import Buckets, losses_of
-from stateline.files import regular_file
+from stateline.files import text_file
 from stateline.generate import token_chunks
 from stateline.generate.session import check_model, device_of
 from stateline.models.inputs import check_axes, warn_beyond_training
@@ -155,7 +155,7 @@ def score_file(
     Raises:
         InputError: If the file cannot be read or is too short; otherwise as :func:`score_text`.
     """
-    regular_file(Path(path), "text")
+    text_file(path, "text")
     try:
         with Path(path).open("rb") as file:
             pieces = token_chunks(file.read, tokenizer, begins=True)

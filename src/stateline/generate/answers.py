@@ -1,12 +1,14 @@
 """Answers to a batch of prompts: greedy texts, each with its own end."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from stateline.data import Tokenizer
 from stateline.data.tokenizer import utf8
-from stateline.generate.session import Session, prefill
+from stateline.generate.session import Session, device_of, prefill
 from stateline.generate.text import TextStream
 from stateline.models.language_model import LanguageModel
 
@@ -19,7 +21,7 @@ def answer(
     *,
     stop: Sequence[str] = (),
     end: Collection[int] = (),
-    never_empty: bool = False,
+    least: int = 0,
 ) -> list[str]:
     """Greedy continuations of prompts; the other prompts of the batch do not change a text.
 
@@ -33,7 +35,7 @@ def answer(
         limits: Largest number of new tokens for each prompt.
         stop: Strings before which a text ends.
         end: Tokens before which a text ends.
-        never_empty: Replace an end token in the first place by the best other token.
+        least: Number of tokens among which no end token is chosen.
 
     Returns:
         The new texts; bytes that are not a character become U+FFFD.
@@ -50,15 +52,12 @@ def answer(
     """
     rows_of_tokens = [torch.tensor(prompt, dtype=torch.int64) for prompt in prompts]
     session = Session(model, prefill(model, rows_of_tokens), room=max(1, *limits))
+    ends = torch.tensor(sorted(end), dtype=torch.int64, device=device_of(model))
     streams = [TextStream(tokenizer, stop) for _ in prompts]
     texts, rows = [""] * len(prompts), list(range(len(prompts)))
     for count in range(1, max(limits) + 1):
-        choice = session.step()
-        tokens = choice.tokens
-        if count == 1 and never_empty:
-            ends = torch.tensor(sorted(end), dtype=torch.int64, device=choice.logits.device)
-            tokens = choice.logits.index_fill(1, ends, -torch.inf).argmax(dim=1)
-            session = Session(model, session.state()._replace(token=tokens), room=max(1, *limits))
+        adjust = partial(_without, ends) if count <= least else None
+        tokens = session.step(adjust=adjust).tokens
         active = []
         for place, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
             if token in end or count > limits[row]:
@@ -74,3 +73,8 @@ def answer(
     session.check()
     whole = [text + stream.finish() for text, stream in zip(texts, streams, strict=True)]
     return [utf8(text).decode(errors="replace") for text in whole]
+
+
+def _without(tokens: Tensor, logits: Tensor) -> Tensor:
+    """The logits of all other tokens."""
+    return logits.index_fill(1, tokens, -torch.inf)

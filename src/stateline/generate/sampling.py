@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -59,6 +59,9 @@ class Sampling:
 
 GREEDY = Sampling()
 
+LARGEST = 100.0
+"""Largest penalty; logits that differ by so much are never chosen."""
+
 
 @dataclass
 class Penalties:
@@ -71,6 +74,9 @@ class Penalties:
         ends: Tokens that are not chosen among the first ``least``.
         least: See there.
         counts: How often each token was chosen.
+
+    Raises:
+        InputError: If a value is out of range.
 
     Example:
         >>> penalties = Penalties(frequency=0.5, bias={2: 1.0}, counts=Counter([0, 0]))
@@ -85,6 +91,17 @@ class Penalties:
     least: int = 0
     counts: Counter[int] = field(default_factory=Counter)
 
+    def __post_init__(self) -> None:
+        for name, value in (("presence", self.presence), ("frequency", self.frequency)):
+            if not abs(value) <= LARGEST:
+                raise InputError(f"{name}_penalty must be from -100 to 100, got {value}")
+        at_least(0, min_tokens=self.least)
+
+    @property
+    def change_nothing(self) -> bool:
+        """Whether nothing is ever added."""
+        return not (self.presence or self.frequency or self.bias or (self.ends and self.least))
+
     def __call__(self, logits: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
         """The logits with everything added, at least in float32."""
         added = defaultdict[int, float](float, self.bias)
@@ -96,6 +113,19 @@ class Penalties:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         places = torch.tensor(list(added), dtype=torch.int64, device=logits.device)
         return logits.index_add(0, places, logits.new_tensor(list(added.values())))
+
+
+def penalize(
+    penalties: Sequence[Penalties], logits: Float[Tensor, "batch vocab"]
+) -> Float[Tensor, "batch vocab"]:
+    """The logits with what the penalties of each row add."""
+    places = [place for place, one in enumerate(penalties) if not one.change_nothing]
+    if not places:
+        return logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    for place in places:
+        logits[place] = penalties[place](logits[place])
+    return logits
 
 
 def choose(

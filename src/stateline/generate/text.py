@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from stateline.data import Decoder, Tokenizer
 from stateline.errors import InputError
+from stateline.generate.sampling import Penalties, penalize
 from stateline.generate.session import Session
 from stateline.generate.speculative import Speculation
 
@@ -165,7 +167,10 @@ class DecodedToken(NamedTuple):
 
 
 def decode_text(
-    session: Session | Speculation, texts: Sequence[TextStream], max_new_tokens: int
+    session: Session | Speculation,
+    texts: Sequence[TextStream],
+    max_new_tokens: int,
+    penalties: Sequence[Penalties] = (),
 ) -> Iterator[DecodedToken]:
     """Continue a batch of texts; a row whose text ends leaves the batch.
 
@@ -173,6 +178,7 @@ def decode_text(
         session: Has one row per text, in the same order.
         texts: Streams that turn tokens into text; the caller gets the rest of each by ``finish``.
         max_new_tokens: Largest number of tokens per row.
+        penalties: Of each row, which count its tokens; not with a speculation.
 
     Yields:
         Tokens step by step, in the order of the rows.
@@ -182,10 +188,16 @@ def decode_text(
     """
     rows = list(range(len(texts)))
     for _ in range(max_new_tokens):
-        choice = session.step()
+        if penalties:
+            assert isinstance(session, Session)
+            choice = session.step(adjust=partial(penalize, [penalties[row] for row in rows]))
+        else:
+            choice = session.step()
         session.check()
         numbers, log_probs = choice.tokens.tolist(), choice.log_probs.tolist()
         for row, token, log_prob in zip(rows, numbers, log_probs, strict=True):
+            if penalties:
+                penalties[row].counts[token] += 1
             yield DecodedToken(row, token, log_prob, texts[row].push(token))
         active = [place for place, row in enumerate(rows) if not texts[row].stopped]
         if not active:

@@ -97,7 +97,7 @@ class StatelineReader(Reader):
             new_tokens,
             stop=[stop],
             end=self.end,
-            never_empty=never_empty,
+            least=int(never_empty),
         )
 
     def network(self) -> Network:

@@ -1,9 +1,9 @@
 """The format of ``probes.json``."""
 
-import statistics
 from typing import Literal
 
 from stateline.runs.record import Record
+from stateline.runs.verdict import wilson
 
 Format = Literal["stateline-probes-1"]
 FORMAT: Format = "stateline-probes-1"
@@ -31,8 +31,9 @@ class Point(Record, frozen=True, kw_only=True):
         task: Name of the probe.
         length: Length, in the unit of the probe.
         key: Hash of all that the score depends on; a point with another key is measured again.
-        exact_match: Share of exact answers, for each batch.
-        f1: Mean F1, for each batch.
+        examples: Number of examples; 0 if it was skipped.
+        exact_match: Share of exact answers.
+        f1: Mean F1.
         prompt_tokens: Tokens of the longest prompt.
         seconds: Time spent.
         skipped: Why nothing was measured; empty if something was.
@@ -43,27 +44,18 @@ class Point(Record, frozen=True, kw_only=True):
     task: str
     length: int
     key: str
-    exact_match: list[float]
-    f1: list[float]
+    examples: int
+    exact_match: float
+    f1: float
     prompt_tokens: int
     seconds: float
     skipped: str = ""
     sample: Sample | None = None
 
     @property
-    def mean(self) -> float:
-        """Share of exact answers over all batches."""
-        return statistics.fmean(self.exact_match)
-
-    @property
-    def spread(self) -> float:
-        """Population standard deviation of the shares of the batches."""
-        return statistics.pstdev(self.exact_match)
-
-    @property
-    def mean_f1(self) -> float:
-        """Mean F1 over all batches."""
-        return statistics.fmean(self.f1)
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95% interval of the share of exact answers."""
+        return wilson(self.exact_match, self.examples)
 
 
 class ProbeResults(Record, frozen=True, kw_only=True):

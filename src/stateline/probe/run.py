@@ -3,12 +3,15 @@
 import json
 import math
 import re
-import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import msgspec
@@ -23,11 +26,15 @@ from stateline.probe.reader import Reader, Tokens
 from stateline.probe.results import FORMAT, Point, ProbeResults, Sample
 from stateline.probe.tasks import PROBES, NoExamples, Probe, check_length, make_examples
 from stateline.runs.results import from_json, to_json
+from stateline.runs.verdict import wilson
 from stateline.settings import at_least
 from stateline.train.environment import environment
 
 FILE = "probes.json"
 _NAMED = re.compile(rf"({'|'.join(PROBES)})(?:_([1-9]\d*))?")
+_TIMED, _STEPS = 4, 8
+"""Prompts whose time gives the forecast, and the tokens that each gets."""
+
 _SHOWN = 200
 """Characters of a prompt that are kept as a sample."""
 
@@ -36,14 +43,15 @@ class Settings(NamedTuple):
     """How much is measured.
 
     Attributes:
-        batches: Batches per point, whose scores give the spread.
-        examples: Examples per batch.
+        error: Examples are asked until the 95% interval of exact match is this close to its middle,
+            on both sides; 0 for all examples.
+        examples: Largest number of examples of a point.
         rows: Prompts that a model reads at a time.
         seed: Seed of the examples; the same for all models.
     """
 
-    batches: int = 10
-    examples: int = 64
+    error: float = 0.1
+    examples: int = 640
     rows: int = 16
     seed: int = 0
 
@@ -73,9 +81,10 @@ class Plan(NamedTuple):
         for task in self.tasks:
             check_choice("probe", task, PROBES)
         given = self.settings
-        at_least(1, batches=given.batches, examples=given.examples, rows=given.rows)
+        at_least(0, error=given.error)
+        at_least(1, examples=given.examples, rows=given.rows)
         for _, task, length in self.points():
-            check_length(task, length, given.batches * given.examples)
+            check_length(task, length, given.examples)
 
     def points(self) -> Iterator[tuple[str, str, int]]:
         """Model, probe and length of every point, in order."""
@@ -92,6 +101,7 @@ def run_probes(
     *,
     command: str = "",
     on_point: Callable[[Point, bool], object] = lambda *_: None,
+    tell: Callable[[str], object] | None = None,
 ) -> ProbeResults:
     """Measure what is not in the folder yet.
 
@@ -103,6 +113,7 @@ def run_probes(
             and settings that they depend on are the same.
         command: How to produce the results again.
         on_point: Called after each point, with whether it was measured now.
+        tell: Called with a forecast before the first point of each model.
 
     Raises:
         InputError: If something cannot be read or written; measured points are kept.
@@ -112,8 +123,8 @@ def run_probes(
     with sole_writer(folder):
         results = read_probes(folder) if (folder / FILE).exists() else _empty(command)
         wanted = [(*point, _key(*point, plan, material)) for point in plan.points()]
-        missing = {PROBES[point[1]].data for point in wanted if results.known(*point) is None}
-        for kind in sorted(missing - {""}):
+        kinds = {PROBES[point[1]].data for point in wanted if results.known(*point) is None}
+        for kind in sorted(kinds - {""}):
             material.read(kind)
         reader: Reader | None = None
         for model, task, length, key in wanted:
@@ -123,6 +134,9 @@ def run_probes(
             if reader is None or reader.name != model:
                 reader = None  # before the next model is read: two may not fit into memory
                 reader = load(model)
+                if tell is not None:
+                    missing = [p[1:3] for p in wanted if p[0] == model and not results.known(*p)]
+                    tell(forecast(reader, missing, plan.settings, material))
             point = _measure(reader, task, length, plan.settings, material, key)
             others = [
                 p for p in results.points if (p.model, p.task, p.length) != (model, task, length)
@@ -166,27 +180,95 @@ class Asked(NamedTuple):
     skipped: str
 
 
-def ask(
-    reader: Reader, task: str, length: int, n: int, material: Material, *, rows: int, seed: int = 0
-) -> Asked:
-    """Ask a model the first ``n`` examples of a probe, ``rows`` of them at a time."""
-    examples = make_examples(
+def ask(reader: Reader, task: str, length: int, settings: Settings, material: Material) -> Asked:
+    """Ask a model the first examples of a probe, as many as the wanted error needs."""
+    drawn, found = _drawn(reader, task, length, settings, material), Asked([], 0, [], [], "")
+    share = 1.0  # the fewest examples are needed if all answers are right
+    while (n := needed(settings, share) - len(found.scores)) > 0 and not found.skipped:
+        whole = -(-n // settings.rows) * settings.rows
+        found = _ask_some(reader, PROBES[task], list(islice(drawn, whole)), settings.rows, found)
+        share = fmean(match for match, _ in found.scores) if found.scores else 1.0
+    return found
+
+
+def _drawn(
+    reader: Reader, task: str, length: int, settings: Settings, material: Material
+) -> Iterator[Example]:
+    return make_examples(
         task,
         length,
-        n,
+        settings.examples,
         material=material,
         encode=reader.encode,
         decode=reader.decode,
-        seed=str(seed),
+        seed=str(settings.seed),
     )
+
+
+def needed(settings: Settings, share: float) -> int:
+    """Number of examples for the wanted error, if this share of the answers is exact.
+
+    Example:
+        >>> needed(Settings(error=0.1), 1.0), needed(Settings(error=0.1), 0.5)
+        (16, 93)
+    """
+
+    def close(n: int) -> bool:
+        low, high = wilson(share, n)
+        return high - low <= 2 * settings.error
+
+    return bisect_left(range(settings.examples), True, lo=1, key=close)
+
+
+def _ask_some(
+    reader: Reader, probe: Probe, examples: list[Example], rows: int, before: Asked
+) -> Asked:
+    """Ask further examples."""
     prompts = [reader.prompt(example.prompt) for example in examples]
-    limits, skipped = _answer_limits(reader, PROBES[task], examples, prompts)
-    longest = max(map(len, prompts))
+    limits, skipped = _answer_limits(reader, probe, examples, prompts)
+    longest = max(before.prompt_tokens, *map(len, prompts))
     if skipped:
         return Asked(examples, longest, [], [], skipped)
-    texts = _answers(reader, PROBES[task], prompts, limits, rows)
-    scores = [PROBES[task].score(*pair) for pair in zip(examples, texts, strict=True)]
-    return Asked(examples, longest, texts, scores, "")
+    texts = _answers(reader, probe, prompts, limits, rows)
+    scores = [probe.score(*pair) for pair in zip(examples, texts, strict=True)]
+    own = before.examples + examples, longest, before.texts + texts, before.scores + scores
+    return Asked(*own, "")
+
+
+def forecast(
+    reader: Reader, points: Sequence[tuple[str, int]], settings: Settings, material: Material
+) -> str:
+    """How long points of a model may take, from the time of a few prompts.
+
+    The least is for right answers at the least number of examples, the most for answers that never
+    end at the largest number.
+    """
+    known, least, most = list[tuple[list[Example], list[list[int]], list[int]]](), 0.0, 0.0
+    for task, length in points:
+        with suppress(NoExamples):
+            some = list(islice(_drawn(reader, task, length, settings, material), _TIMED))
+            prompts = [reader.prompt(one.prompt) for one in some]
+            limits, skipped = _answer_limits(reader, PROBES[task], some, prompts)
+            if not skipped:
+                known.append((some, prompts, limits))
+    if not known:
+        return f"{reader.name}: nothing can be measured"
+    _, prompts, limits = min(known, key=lambda one: len(one[1][0]))
+    seconds, more = [], min(_STEPS, *limits) - 1
+    for steps in (1, 1 + more):
+        begin = time.perf_counter()
+        reader.answer(prompts, [steps] * len(prompts), "\0", never_empty=True)
+        seconds.append(time.perf_counter() - begin)
+    step = max(0.0, seconds[1] - seconds[0]) / max(1, more)
+    read = max(0.0, seconds[0] - step) / sum(map(len, prompts))
+    few, many = needed(settings, 1.0), needed(settings, 0.5)
+    for some, prompts, limits in known:
+        size = fmean(map(len, prompts))
+        answer = fmean(len(reader.encode(one.continuation)) for one in some)
+        least += few * size * read + math.ceil(few / settings.rows) * answer * step
+        most += many * size * read + math.ceil(many / settings.rows) * fmean(limits) * step
+    low, high = (max(1, round(s / 60)) for s in (least, most))
+    return f"{reader.name}: about {low} to {high} minutes"
 
 
 def is_probe(name: str) -> bool:
@@ -213,12 +295,12 @@ def score_probe(
     if (named := _NAMED.fullmatch(name)) is None:
         raise unknown_name("probe", name, PROBES)
     probe, length = named.groups()
-    n = Settings().batches * Settings().examples if limit is None else limit
-    at_least(1, limit=n)
+    at_least(1, limit=limit)
+    how = Settings(rows=rows) if limit is None else Settings(0.0, limit, rows)
     metrics = []
     for size in [int(length)] if length else PROBES[probe].lengths:
-        check_length(probe, size, n)
-        asked = ask(reader, probe, size, n, material, rows=rows)
+        check_length(probe, size, how.examples)
+        asked = ask(reader, probe, size, how, material)
         if asked.skipped:
             lower = f"take a lower length, as {probe}_{size // 2 or 1}"
             raise InputError(f"{probe}_{size} {asked.skipped}: {lower}")
@@ -229,17 +311,17 @@ def score_probe(
 
 def _metric(task: str, name: str, scores: Sequence[float]) -> Metric:
     n = len(scores)
-    error = statistics.stdev(scores) / math.sqrt(n) if n > 1 else None
-    return Metric(task, name, statistics.fmean(scores), error, n)
+    error = stdev(scores) / math.sqrt(n) if n > 1 else 0.0
+    return Metric(task, name, fmean(scores), error or None, n)  # 0 would be no error
 
 
 def _measure(
     reader: Reader, task: str, length: int, settings: Settings, material: Material, key: str
 ) -> Point:
     """The point of one model, probe and length."""
-    start, n = time.perf_counter(), settings.batches * settings.examples
+    start = time.perf_counter()
     try:
-        asked = ask(reader, task, length, n, material, rows=settings.rows, seed=settings.seed)
+        asked = ask(reader, task, length, settings, material)
     except NoExamples as error:
         asked = Asked([], 0, [], [], str(error))
     seconds, sample = 0.0, None
@@ -250,15 +332,15 @@ def _measure(
             accepted=list(first.accepted),
             text=asked.texts[0][:_SHOWN],
         )
-    starts = range(0, len(asked.scores), settings.examples)
-    batches = [asked.scores[i : i + settings.examples] for i in starts]
+    matches, f1s = zip(*asked.scores, strict=True) if asked.scores else ((0.0,), (0.0,))
     return Point(
         model=reader.name,
         task=task,
         length=length,
         key=key,
-        exact_match=[statistics.fmean(match for match, _ in batch) for batch in batches],
-        f1=[statistics.fmean(f1 for _, f1 in batch) for batch in batches],
+        examples=len(asked.scores),
+        exact_match=fmean(matches),
+        f1=fmean(f1s),
         prompt_tokens=asked.prompt_tokens,
         seconds=seconds,
         skipped=asked.skipped,
@@ -300,7 +382,7 @@ def _key(model: str, task: str, length: int, plan: Plan, material: Material) -> 
     """Hash of all that a score depends on, apart from the machine."""
     kind, settings = PROBES[task].data, plan.settings
     data = material.fingerprint(kind) if kind else ""
-    chosen = [settings.batches, settings.examples, settings.seed, plan.dtype]
+    chosen = [settings.error, settings.examples, settings.seed, plan.dtype]
     files = fingerprint(model, plan.tokenizer)
     return sha256(json.dumps([task, length, chosen, data, files]).encode()).hexdigest()[:16]
 

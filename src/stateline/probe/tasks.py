@@ -2,7 +2,7 @@
 
 import random
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -99,7 +99,7 @@ def make_examples(
     encode: Encode,
     decode: Decode,
     seed: str = "0",
-) -> list[Example]:
+) -> Iterator[Example]:
     r"""Draw examples of a probe; the same arguments give the same examples.
 
     Args:
@@ -118,7 +118,7 @@ def make_examples(
     Example:
         >>> encode, decode = lambda text: [*text.encode()], lambda ids: bytes(ids).decode()
         >>> data = Material(None)
-        >>> make_examples("letters", 3, 1, material=data, encode=encode, decode=decode)
+        >>> [*make_examples("letters", 3, 1, material=data, encode=encode, decode=decode)]
         [Example(prompt='k f p\n\nk f p\n\nk', accepted=('f p',))]
     """
 
@@ -128,7 +128,7 @@ def make_examples(
 
     rng = random.Random(f"{seed}/{name}/{length}")
     draw = Draw(rng, length, material, encode, decode, sizes)
-    return [PROBES[name].make(draw) for _ in range(n)]
+    return (PROBES[name].make(draw) for _ in range(n))
 
 
 class NoExamples(InputError):

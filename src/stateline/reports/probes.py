@@ -24,31 +24,35 @@ def point_line(point: Point, *, measured: bool) -> str:
     if point.skipped:
         return f"{place}: skipped: {point.skipped}"
     how = f"{point.seconds:.1f} s" if measured else "measured before"
-    return f"{place}: exact match {score(point)}, F1 {point.mean_f1:.3f}  ({how})"
+    return (
+        f"{place}: exact match {point.exact_match:.3f} ({between(point)}), F1 {point.f1:.3f}, "
+        f"{point.examples} examples  ({how})"
+    )
 
 
-def score(point: Point | None) -> str:
-    """Mean and spread of exact match."""
-    if point is None or point.skipped:
-        return DASH
-    return f"{point.mean:.3f} ± {point.spread:.3f}"
+def between(point: Point) -> str:
+    """The 95% interval of exact match."""
+    low, high = point.interval
+    return f"{low:.3f} to {high:.3f}"
 
 
 def print_probes(results: ProbeResults, console: Console) -> None:
-    """Print a table per probe: a row per model, a column per length."""
+    """Print a table per probe: a row per model and length."""
     for task in tasks(results):
-        probe, lengths = PROBES[task], results.lengths(task)
+        probe = PROBES[task]
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        table.add_column(f"exact match at ... {probe.unit}")
-        for length in lengths:
-            table.add_column(str(length), justify="right")
+        table.add_column("model", overflow="fold")
+        for heading in ("length", "exact match", "95% interval", "F1", "examples"):
+            table.add_column(heading, justify="right", no_wrap=True)
         for model in results.models():
-            points = [results.find(model, task, length) for length in lengths]
-            if any(points):
-                table.add_row(Text(model), *map(score, points))
-        console.print(Text(f"\n{probe.title}", style="bold"))
+            for point in filter(None, _points(results, model, task)):
+                values = [DASH] * 4
+                if not point.skipped:
+                    values = [f"{point.exact_match:.3f}", between(point), f"{point.f1:.3f}"]
+                    values.append(str(point.examples))
+                table.add_row(Text(model), str(point.length), *values)
+        console.print(Text(f"\n{probe.title}, by {probe.unit}", style="bold"))
         console.print(table)
-    console.print(Text("Mean over batches ± their standard deviation.", style="dim"))
 
 
 def write_probes(results: ProbeResults, path: Path) -> None:
@@ -78,7 +82,7 @@ def write_probes(results: ProbeResults, path: Path) -> None:
         sections=sections,
         look=look,
         legend=[Key(name, model, [name]) for name, model in look.items()],
-        score=score,
+        between=between,
     )
     write_text(path, page)
 
@@ -90,7 +94,7 @@ def tasks(results: ProbeResults) -> list[str]:
 
 
 def exact_match_by_length(results: ProbeResults, task: str) -> Chart:
-    """Mean exact match of each model against length, with a band of one standard deviation."""
+    """Exact match of each model against length, with a band of its 95% interval."""
     lines = []
     for model in styled(results.models()):
         points = _points(results, model.name, task)
@@ -100,18 +104,19 @@ def exact_match_by_length(results: ProbeResults, task: str) -> Chart:
     return line_chart(
         f"probe-{task}",
         "Exact match by length",
-        ["Mean over batches, with a band of their standard deviation."],
+        ["The share of exact answers, with a band of its 95% interval (Wilson)."],
         lines,
         (
             Axis(PROBES[task].unit, "log2", ticks=length_ticks(lengths) if lengths else None),
             Axis("exact match", domain=(0.0, 1.0)),
         ),
-        spread=("mean - standard deviation", "mean + standard deviation"),
+        spread=("95% from", "95% to"),
     )
 
 
 def _band(point: Point) -> tuple[float, float, float]:
-    return (point.mean - point.spread, point.mean, point.mean + point.spread)
+    low, high = point.interval
+    return (low, point.exact_match, high)
 
 
 def _points(results: ProbeResults, model: str, task: str) -> list[Point | None]:

@@ -295,16 +295,27 @@ def barnard(first: tuple[int, int], second: tuple[int, int]) -> float:
     return float(min(1.0, np.einsum("ip,jp,ij->p", chances(n), chances(m), extreme).max()))
 
 
+def wilson(part: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """The interval of a share of ``n``, which is wider than zero also at 0 and 1 (Wilson, 1927).
+
+    Args:
+        part: The share, from 0 to 1.
+        n: Number of trials.
+        z: Standard deviations of the interval; 1.96 for 95%.
+
+    Example:
+        >>> [round(end, 3) for end in wilson(1.0, 16)]
+        [0.806, 1.0]
+    """
+    middle, room = part + z * z / (2 * n), z * math.sqrt(part * (1 - part) / n + (z / n) ** 2 / 4)
+    low, high = ((middle + sign * room) / (1 + z * z / n) for sign in (-1, 1))
+    return max(0.0, low), min(1.0, high)
+
+
 def _newcombe(first: Share, second: Share, rate: float) -> tuple[float, float]:
     """The interval of a difference of shares, from Wilson's intervals (Newcombe, 1998)."""
     z = limit(rate, math.inf)
-
-    def wilson(share: Share) -> tuple[float, float]:
-        p, n = share.part, share.seeds
-        middle, room = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return (middle - room) / (1 + z * z / n), (middle + room) / (1 + z * z / n)
-
-    (low, high), (other_low, other_high) = wilson(first), wilson(second)
+    (low, high), (other_low, other_high) = (wilson(s.part, s.seeds, z) for s in (first, second))
     value = first.part - second.part
     below = math.hypot(first.part - low, other_high - second.part)
     return value - below, value + math.hypot(high - first.part, second.part - other_low)

@@ -4,15 +4,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from logging import getLogger
 from threading import Condition, Thread
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from stateline.data import Tokenizer
 from stateline.generate import PrefixStates, Session, SessionState, TextStream, seeded
+from stateline.generate.sampling import penalize
 from stateline.generate.session import output_is_nan
 from stateline.layers import cat_states
 from stateline.serve.metrics import Metrics
@@ -225,23 +226,12 @@ class Engine:
         else:
             self._session.join(states, samplings)
 
-    def _adjust(self, logits: Tensor) -> Tensor:
-        """The logits with the penalties of each row."""
-        places = [place for place, one in enumerate(self._rows) if one.row.penalties is not None]
-        if not places:
-            return logits
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        for place in places:
-            penalties = self._rows[place].row.penalties
-            assert penalties is not None
-            logits[place] = penalties(logits[place])
-        return logits
-
     def _step(self, out: list[tuple[Row, Piece]]) -> None:
         """Decode one token of each row."""
         assert self._session is not None
         begin = time.perf_counter()
-        choice = self._session.step(check=False, adjust=self._adjust)
+        adjust = partial(penalize, [active.row.penalties for active in self._rows])
+        choice = self._session.step(check=False, adjust=adjust)
         nan_rows = self._session.nan_rows()
         asked = [active.row.log_probs for active in self._rows]
         told = iter(log_probs(choice, asked))
@@ -272,8 +262,7 @@ class Engine:
         if active.key:
             (active.key,) = self.prefixes.keys([token], active.key)
         active.made += 1
-        if active.row.penalties is not None:
-            active.row.penalties.counts[token] += 1
+        active.row.penalties.counts[token] += 1
         text = active.text.push(token)
         if active.text.stopped:
             return "stop", text

@@ -176,13 +176,12 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
             ends,
             self.min_tokens,
         )
-        needed = self.presence_penalty or self.frequency_penalty or self.logit_bias
         top_k = None if self.top_k in (0, -1) else self.top_k
         penalty, min_p = self.repetition_penalty, self.min_p or None
         return Row(
             tokens,
             sampling=Sampling(self.temperature, top_k, self.top_p, penalty, min_p),
-            penalties=penalties if needed or self.min_tokens else None,
+            penalties=penalties,
             seed=seed,
             stop=self.stop,
             ends=ends,

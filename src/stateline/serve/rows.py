@@ -125,7 +125,7 @@ class Row:
     after: bytes | None = None
     turn_end: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
-    penalties: Penalties | None = None
+    penalties: Penalties = field(default_factory=Penalties)
     seed: int = 0
     new_tokens: int | None = 16
     stop: Sequence[str] = ()

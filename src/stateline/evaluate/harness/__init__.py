@@ -14,7 +14,12 @@ from stateline.evaluate.harness.tasks import LOCAL_TASKS, task_settings
 from stateline.models.language_model import LanguageModel
 from stateline.settings import at_least
 
-__all__ = ["LOCAL_TASKS", "Metric", "check_installed", "run_suite"]
+__all__ = ["LOCAL_TASKS", "Chat", "Metric", "check_installed", "run_suite"]
+
+SEED = 1234
+"""Seed with which lm-eval draws solved examples by default."""
+
+log = logging.getLogger("stateline.evaluate")
 
 
 class Metric(NamedTuple):
@@ -35,23 +40,40 @@ class Metric(NamedTuple):
     examples: int
 
 
+class Chat(NamedTuple):
+    """How tasks are asked by a template of chats.
+
+    Attributes:
+        turns: Whether each solved example is a turn of its own; else all are one message.
+        system: A message of the system before the first.
+    """
+
+    turns: bool = True
+    system: str | None = None
+
+
 def check_installed() -> None:
     """Raise InputError if lm-evaluation-harness is missing."""
     needed("lm_eval", "evaluating on tasks", "eval")
 
 
-def run_suite(
+def run_suite(  # noqa: PLR0913 (each is one setting of an evaluation)
     model: LanguageModel,
     tokenizer: Tokenizer,
     names: Sequence[str],
     *,
     data: str | Path | None = None,
     tasks_path: str | Path | None = None,
-    shots: int = 0,
+    shots: int | None = None,
     limit: int | None = None,
     rows: int = 8,
+    max_length: int | None = None,
+    chat: Chat | None = None,
 ) -> list[Metric]:
     """Score a model on tasks. The tasks in ``LOCAL_TASKS`` read only local files.
+
+    Requests and scores are those of lm-evaluation-harness with its class ``HFLM``, at its default
+    seeds. A difference: where a model sets no limit to a text, HFLM takes 2,048 tokens.
 
     Args:
         model: A language model in evaluation mode; it computes on its own device.
@@ -60,9 +82,12 @@ def run_suite(
         data: Folder with the files of local tasks.
         tasks_path: Folder with tasks in the format of lm-evaluation-harness. It must be trusted:
             its YAML may name data on a network, and code that is run.
-        shots: Solved examples before each question: the first of the training set.
+        shots: Solved examples before each question, unless a task wants none: of local tasks the
+            first of the training set; by default as many as the task says.
         limit: Use only this many examples of each task.
         rows: Prompts that are read at a time.
+        max_length: Longest text that is read, as for :class:`StatelineLM`.
+        chat: Ask by the model's template of chats.
 
     Returns:
         The scores, in the order of the tasks.
@@ -70,7 +95,7 @@ def run_suite(
     Raises:
         InputError: If lm-eval is not installed, a task is unknown, or its data cannot be read.
     """
-    at_least(0, shots=shots)
+    at_least(0, shots=shots, max_length=max_length)
     at_least(1, limit=limit, rows=rows)
     check_installed()
     from lm_eval import evaluator
@@ -79,16 +104,22 @@ def run_suite(
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     tasks = _tasks(tokenizer, names, data, tasks_path)
-    for task in tasks.values():
-        if shots or task.get_config("num_fewshot") is None:
-            task.set_config(key="num_fewshot", value=shots)
-        task.set_fewshot_seed(seed=0)
+    for task in tasks.values():  # as by simple_evaluate
+        said = task.get_config("num_fewshot")
+        if said is None or (shots is not None and said != 0):
+            task.set_config(key="num_fewshot", value=shots or 0)
+        task.set_fewshot_seed(seed=SEED)
+    if chat is None and tokenizer.chat_template:
+        log.warning("the model is for chats, but tasks are plain text: give --chat_template")
     found = evaluator.evaluate(
-        lm=StatelineLM(model, tokenizer, batch_size=rows),
+        lm=StatelineLM(model, tokenizer, batch_size=rows, max_length=max_length),
         task_dict=tasks,
         limit=limit,
         bootstrap_iters=100,
         log_samples=False,
+        apply_chat_template=chat is not None,
+        fewshot_as_multiturn=chat is not None and chat.turns,
+        system_instruction=None if chat is None else chat.system,
     )
     return [metric for name in tasks for metric in _metrics(name, found)]
 

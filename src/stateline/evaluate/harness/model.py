@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby, takewhile
+from logging import getLogger
 from operator import itemgetter
 from typing import Any
 
@@ -14,6 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
 from stateline.data import Tokenizer
+from stateline.data.chat import chat_text
 from stateline.errors import InputError
 from stateline.evaluate.text import score_text
 from stateline.generate import answer, load_run, read_ragged
@@ -21,9 +24,18 @@ from stateline.generate.session import device_of
 from stateline.layers import select_rows
 from stateline.models.language_model import LanguageModel
 from stateline.models.likelihood import token_losses
+from stateline.settings import INT64
+
+log = getLogger("stateline.evaluate")
 
 NEW_TOKENS = 256
 """Largest number of tokens that are written if a task sets no limit."""
+
+_KNOWN = {
+    *("until", "max_gen_toks", "min_new_tokens", "do_sample"),
+    *("temperature", "top_k", "top_p", "min_p"),  # have no effect on greedy texts
+}
+"""Settings of written texts that are read."""
 
 Scored = tuple[float, bool]
 """Log-likelihood in nats, and whether every token was the likeliest."""
@@ -44,14 +56,16 @@ class StatelineLM(TemplateLM):
             knows the name once this module is imported, so its command does not.
         batch_size: Contexts that are read together.
         device: Device of a model that is read from ``path``.
+        max_length: Longest text that is read, in tokens; by default as the model was made for, or
+            as it was trained on. 0 is any length. HFLM takes 2,048 where a model says nothing.
 
     Attributes:
-        limit: Longest text that is read: as the model was made for, or as it was trained on.
+        limit: The same; ``None`` for any length.
         tokens_read: Tokens that the model has read so far.
 
     Raises:
-        InputError: If there is neither a model with a tokenizer nor a path, or ``batch_size`` is no
-            number.
+        InputError: If there is neither a model with a tokenizer nor a path, ``batch_size`` is no
+            number, or the model cannot read texts of ``max_length``.
     """
 
     backend = "causal"
@@ -64,6 +78,7 @@ class StatelineLM(TemplateLM):
         path: str | None = None,
         batch_size: int | str = 8,
         device: str | None = None,
+        max_length: int | None = None,
         **_: Any,
     ) -> None:
         super().__init__()
@@ -76,7 +91,13 @@ class StatelineLM(TemplateLM):
             raise InputError(f"batch_size must be a number of contexts, got {batch_size!r}")
         self.model, self.text, self.batch_size = model, tokenizer, int(batch_size)
         # as HFLM, which reads no text beyond max_position_embeddings
-        self.limit = model.config.trained_len if model.max_len is None else model.max_len
+        own = model.config.trained_len if model.max_len is None else model.max_len
+        self.limit = own if max_length is None else max_length or None
+        if model.max_len is not None and (self.limit or INT64[-1]) > model.max_len:
+            raise InputError(
+                f"the model was made for {model.max_len:,} tokens, got max_length={max_length}: "
+                "lower it"
+            )
         self.tokens_read = 0
 
     @property
@@ -103,12 +124,36 @@ class StatelineLM(TemplateLM):
         tokens: list[int] = encode(string).tolist()
         return tokens
 
+    @property
+    def tokenizer_name(self) -> str:
+        """Of lm-eval's interface: it names files of prepared requests, which are not used here."""
+        return ""
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The text of a chat, by the model's template; else its last message is left unfinished.
+
+        A template that takes no message of the system gets none, as in HFLM.
+        """
+        write = partial(chat_text, self.text, prompt=add_generation_prompt)
+        try:
+            text = write(chat_history)
+        except InputError:
+            others = [message for message in chat_history if message["role"] != "system"]
+            if len(others) == len(chat_history):
+                raise
+            log.warning("the template of chats takes no message of the system: it is left out")
+            text = write(others)
+        return text if add_generation_prompt else _unfinished(text, chat_history[-1]["content"])
+
     @torch.inference_mode()
     def _loglikelihood_tokens(self, requests: Sequence[Request], **_: Any) -> list[Scored]:
         by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, (_texts, context, continuation) in enumerate(requests):
             known = context or [self.prefix_token_id]  # of a context of white space nothing is left
-            by_context[self._fitting(known, len(continuation))].append(number)
+            # the last token is not read
+            by_context[self._fitting(known, len(continuation) - 1)].append(number)
         results: dict[int, Scored] = {}
         contexts = sorted(by_context)  # contexts with a long common prefix are neighbours
         for first in range(0, len(contexts), self.batch_size):
@@ -120,16 +165,15 @@ class StatelineLM(TemplateLM):
         return [results[number] for number in range(len(requests))]
 
     def _fitting(self, context: Sequence[int], following: int) -> tuple[int, ...]:
-        """The end of a context that the model can read together with ``following`` tokens."""
+        """The end of a context that the model can read before ``following`` further tokens."""
         if self.limit is None:
             return tuple(context)
-        limit = self.limit - following + 1  # the last token is not read
-        if limit < 1:
+        if following >= self.limit:
             raise InputError(
-                f"the model was made for {self.limit} tokens, got {following} to "
-                "score: leave out this task"
+                f"texts of up to {self.limit} tokens are read, got {following} after a context: "
+                "leave out this task"
             )
-        return tuple(context[-limit:])
+        return tuple(context[following - self.limit :])
 
     def _score(
         self,
@@ -168,12 +212,12 @@ class StatelineLM(TemplateLM):
         """Log-likelihoods of whole texts.
 
         The state is carried through a text. A model with a maximum length scores windows instead,
-        each from an empty state.
+        each from an empty state. As in HFLM, a token that begins texts is scored, too, after the
+        same token.
         """
         results = []
         for request in requests:
-            # Differs from HFLM, which scores a token that begins the text after the same token.
-            tokens = self.tok_encode(request.args[0], add_special_tokens=False)
+            tokens = self.tok_encode(request.args[0])
             total = self._carried(tokens) if self.limit is None else self._windowed(tokens)
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
             results.append(total)
@@ -209,6 +253,12 @@ class StatelineLM(TemplateLM):
         settings = normalize_gen_kwargs(dict(settings), default_max_gen_toks=NEW_TOKENS)
         if settings.get("do_sample"):
             raise InputError("texts are written greedily here: leave out tasks with do_sample")
+        for name, value in settings.items():
+            if name not in _KNOWN and (name, value) != ("num_beams", 1):
+                raise InputError(
+                    f"generation_kwargs has {name}={value!r:.40}, which is not supported: leave "
+                    "out this task"
+                )
         until = [stop for stop in handle_stop_sequences(settings.get("until"), eos=None) if stop]
         longest = settings["max_gen_toks"]
         rows = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
@@ -221,8 +271,17 @@ class StatelineLM(TemplateLM):
             [longest] * len(prompts),
             stop=until,
             end=self.text.end_tokens,
-            never_empty=bool(settings.get("min_new_tokens")),
+            least=settings.get("min_new_tokens") or 0,
         )
+
+
+def _unfinished(text: str, said: str) -> str:
+    """A text up to the end of what was said last, with its spaces if the template keeps them."""
+    start = text.rfind(said.strip())
+    if start < 0:
+        raise InputError("the template of chats changes answers: leave out tasks with gen_prefix")
+    kept = text[start:].startswith(said.lstrip())
+    return text[: start + len(said.lstrip() if kept else said.strip())]
 
 
 def _likelihood(logits: Tensor, wanted: Sequence[int]) -> Scored:

@@ -14,7 +14,7 @@ from stateline.data.folder import is_text, list_folder
 from stateline.data.splits import held_out_by_hash
 from stateline.data.token_text import TokenText
 from stateline.errors import InputError
-from stateline.files import user_path
+from stateline.files import text_file, user_path
 from stateline.settings import at_least
 from stateline.tasks.text.corpus import LongTextTask
 
@@ -98,7 +98,7 @@ def _read_files(path: str | None) -> dict[str, bytes]:
         )
     try:
         if root.is_file():
-            contents = root.read_bytes()
+            contents = text_file(root, "text").read_bytes()
             return {root.name: contents} if contents else {}
         names = list_folder(root, ".py", _SKIPPED) if path is None else list_folder(root)
         files = {name: (root / name).read_bytes() for name in names}
