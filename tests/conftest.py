@@ -4,6 +4,7 @@ Tests of real data need its folder (``--data DIR``) and are skipped without it.
 """
 
 import importlib
+import logging
 import re
 import resource
 from collections.abc import Callable, Generator, Iterator
@@ -30,6 +31,10 @@ torch.backends.cudnn.allow_tf32 = False  # as in matrix products: float32 is flo
 torch.set_num_threads(1)  # tests run side by side, and tensors here are small
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+# Any test may be the first that compiles a kernel; those about this line read it in a new process.
+logging.getLogger("stateline").addFilter(
+    lambda record: not record.getMessage().startswith("compiling new CPU kernels")
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
