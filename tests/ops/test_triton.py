@@ -5,6 +5,7 @@ interpreter is switched on.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from stateline.ops import (
     DiagonalWeights,
     H3Weights,
     ScanSignals,
+    containment,
     fft_conv,
     short_conv,
     short_conv_stepper,
@@ -460,6 +462,79 @@ class TestConvolutions:
         found = torch.stack([stepper(u_t, past) for u_t in u.unbind(dim=1)], dim=1)
         assert close([found], [wanted])
         torch.testing.assert_close(past, u[:, 5 - (taps - 1) :] if taps > 1 else past)
+
+
+def one_row(inputs: list[Tensor]) -> list[Tensor]:
+    return [t[:1] if t.ndim > 2 and len(t) == 2 else t for t in inputs]
+
+
+CONTAINED: dict[str, tuple[Callable[..., Any], list[Tensor], list[int]]] = {
+    "fft_conv": (fft_conv, [normal(2, 34, 1), normal(1, 34)], [0]),
+    "short_conv": (short_conv, [normal(1, 34, 1), normal(1, 3)], [0]),
+    "selective_scan": (
+        selective_scan,
+        scan_case(34, channels=1, states=1, batch=1),
+        [0, 1, 3, 4],
+    ),
+    "diagonal_ssm": (diagonal_ssm_chunk, ssm_case(34, channels=1, count=1, batch=(1,)), [0]),
+    "h3_core": (h3_core_chunk, one_row(h3_case(34, 3, width=1)), [0, 1, 2]),
+}
+"""A function, its inputs, and which of these are signals."""
+
+
+@kernels
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "op",
+    [
+        "fft_conv",
+        *(pytest.param(op, marks=pytest.mark.slow) for op in CONTAINED if op != "fft_conv"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_what_is_not_finite_stays_in_its_document(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the kernels alone: on a GPU, nothing around them looks at the numbers."""
+    monkeypatch.setattr(containment, "_is_finite", lambda _: True)
+    if op == "selective_scan":
+        monkeypatch.setattr(OPS[op].module("triton")[0], "ENTRIES", 16)
+    function, inputs, signals = CONTAINED[op]
+    place, begin, end = 19, 14, 23
+    (rows, length), packed = inputs[0].shape[:2], {}
+    starts = torch.zeros(rows, length, dtype=torch.bool)
+    starts[0, [3, begin, end]] = True
+    if op == "fft_conv":
+        begin, end = 0, length
+    else:
+        packed["starts"] = starts.to(DEVICE)
+    earlier, others = torch.ones(2, rows, length, 1, dtype=torch.bool)
+    earlier[0, place:end] = others[0, begin:end] = False
+
+    def gradients(given: list[Tensor], of_outputs: Tensor) -> list[Tensor]:
+        leaves = [t.to(DEVICE).requires_grad_() for t in given]
+        y = function(*leaves, backend="triton", **packed)
+        y = y[0] if isinstance(y, tuple) else y
+        asked = [leaves[i] for i in signals]
+        found = torch.autograd.grad(y, asked, of_outputs.to(DEVICE))
+        return [t.detach().cpu() for t in (y, *found)]
+
+    def same(found: list[Tensor], wanted: list[Tensor], *kept: Tensor) -> None:
+        for own, x, y in zip(kept, found, wanted, strict=True):
+            chosen = own[..., 0]
+            torch.testing.assert_close(x[chosen], y[chosen], rtol=1e-4, atol=1e-5)
+
+    of_outputs = normal(*gradients(inputs, torch.ones(rows, length, 1))[0].shape, seed=1)
+    wanted = [(kept, gradients(inputs, of_outputs * kept)) for kept in (earlier, others)]
+    for number, signal in enumerate(signals):
+        spoilt = [t.clone() for t in inputs]
+        spoilt[signal][0, place] = math.nan if number % 2 else math.inf
+        for kept, right in wanted:
+            found = gradients(spoilt, of_outputs * kept)
+            same(found, right, earlier, *[kept] * len(signals))
+        assert not found[0][0, place].isfinite().any()
+    spoilt_gradient = of_outputs.clone()
+    spoilt_gradient[0, place] = math.nan
+    found = gradients(inputs, spoilt_gradient)
+    same(found[1:], wanted[1][1][1:], *[others] * len(signals))
 
 
 U, DT, A, B, C, STATE = scan_case(3, states=257)

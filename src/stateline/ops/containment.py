@@ -115,8 +115,7 @@ def contained(see: Callable[..., Reach] = reach) -> Callable[[Callable[P, T]], C
             if torch._C._are_functorch_transforms_active():
                 return result
             spoilt = None
-            precise = torch.promote_types(y.dtype, torch.float32)
-            if not math.isfinite(y.detach().sum(dtype=precise).item()):
+            if not _is_finite(y):
                 call = _Call(signature, see, args, keywords)
                 if call.spoilt.any():
                     spoilt, result = call.spoilt, call.with_zeros(function)

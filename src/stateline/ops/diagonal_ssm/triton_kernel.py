@@ -22,13 +22,15 @@ Tables per channel: ``taps (T,)``, ``into (2, T, N)``, ``out (2, N, T)`` and
 import triton
 import triton.language as tl
 
+from stateline.ops.triton_common.selection import dot, times
+
 
 @triton.jit
 def shift(x, BY: tl.constexpr, ROWS: tl.constexpr):
     """Row r of the result is row r - BY of x, or zero."""
     row = tl.arange(0, ROWS)
-    matrix = (row[:, None] == row[None, :] + BY).to(tl.float32)
-    return tl.dot(matrix, x, input_precision="tf32x3")
+    matrix = (row[None, :] == row[:, None] + BY).to(tl.float32)
+    return tl.trans(dot(tl.trans(x), matrix, "tf32x3"))
 
 
 @triton.jit
@@ -99,10 +101,10 @@ def within(x, matrix, sources, own, RESETS: tl.constexpr, PRECISION: tl.constexp
         total = tl.zeros_like(own).to(tl.float32)
         for number in range(tl.max(tl.maximum(sources, own)) + 1):
             one = tl.where(sources == number, x, 0.0)
-            part = tl.dot(one, matrix, input_precision=PRECISION)
+            part = dot(one, matrix, PRECISION)
             total += tl.where(own == number, part, 0.0)
     else:
-        total = tl.dot(x, matrix, input_precision=PRECISION)
+        total = dot(x, matrix, PRECISION)
     return total
 
 
@@ -174,11 +176,12 @@ def sums(
     a_re, a_im = leaps(leap, first + 1, ROWS, N)
     a_im *= STEP
     c_re, c_im = carry_re[None, :], carry_im[None, :]
+    d_re, d_im = a_re * c_re - a_im * c_im, a_re * c_im + a_im * c_re
     if RESETS:
         other = document(numbers, at - (first + 1) * STEP * T, length)
         same = (other == document(numbers, at, length))[:, None]
-        a_re, a_im = tl.where(same, a_re, 0.0), tl.where(same, a_im, 0.0)
-    x_re, x_im = x_re + a_re * c_re - a_im * c_im, x_im + a_re * c_im + a_im * c_re
+        d_re, d_im = tl.where(same, d_re, 0.0), tl.where(same, d_im, 0.0)
+    x_re, x_im = x_re + d_re, x_im + d_im
     begins = (first == 0)[:, None]
     before_re = shift(x_re, STEP, ROWS) + tl.where(begins, c_re, 0.0)
     before_im = shift(x_im, STEP, ROWS) + tl.where(begins, c_im, 0.0)
@@ -310,7 +313,7 @@ def backward(
                     z = tl.where(own == 0, z, 0.0)
                 z += within(u, band, own, own, RESETS, PRECISION)
                 store_rows(dq + line * length, z * d_z, start, length, ROWS, T)
-                d_z *= query
+                d_z = times(d_z, query)
             read = tl.where(own == 0, d_z, 0.0) if RESETS else d_z
             e_re = tl.dot(read, tl.trans(out_re), input_precision=PRECISION)
             e_im = tl.dot(read, tl.trans(out_im), input_precision=PRECISION)
@@ -327,8 +330,8 @@ def backward(
             d_u = tl.where(own == end, d_left, 0.0) if RESETS else d_left
             d_u += within(d_z, tl.trans(band), own, own, RESETS, PRECISION)
             if GATED:
-                store_rows(dkeys + line * length, d_u * value, start, length, ROWS, T)
-                d_u *= keys
+                store_rows(dkeys + line * length, times(d_u, value), start, length, ROWS, T)
+                d_u = times(d_u, keys)
             store_rows(dv + line * length, d_u, start, length, ROWS, T)
             d_k += correlated(u, d_z, own, own, RESETS, PRECISION)
             d_into_re += tl.dot(tl.trans(left), later_re, input_precision=PRECISION)

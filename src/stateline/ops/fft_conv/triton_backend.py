@@ -97,8 +97,10 @@ def _spectrum(kernel: Tensor, sizes: tuple[int, int, int]) -> Tensor:
 
 
 def _run(u: Tensor, kernel: Tensor, shape: tuple[int, ...], *, conjugate: bool) -> Tensor:
+    """Convolve, or correlate; inf and NaN stay in their row and reach no earlier output."""
     sizes, y = _sizes(u.shape[2], kernel.shape[1]), empty(shape, u)
-    lines, outputs = _lines(u, sizes), len(kernel)
+    wrong = ~u.isfinite()
+    lines, outputs = _lines(u.masked_fill(wrong, 0), sizes), len(kernel)
     rows, channels, length = lines.shape
     several = sizes[0] > 1
     found = empty((rows, outputs, length), u, torch.float32) if several else y
@@ -110,7 +112,9 @@ def _run(u: Tensor, kernel: Tensor, shape: tuple[int, ...], *, conjugate: bool) 
         )  # fmt: skip
     if several:
         _gather(found, y, sizes, u.dtype)
-    return y
+    reached = (wrong.flip(2) if conjugate else wrong).cumsum(2, dtype=torch.int32) > 0
+    reached = reached.flip(2) if conjugate else reached.repeat(1, outputs // u.shape[1], 1)
+    return y.masked_fill_(reached, torch.nan)
 
 
 def _lines(u: Tensor, sizes: tuple[int, int, int]) -> Tensor:

@@ -8,17 +8,19 @@ RESETS, the decay of a token is zero if its entry of ``begins`` (row, time) is n
 import triton
 import triton.language as tl
 
+from stateline.ops.triton_common.selection import is_finite, times
+
 
 @triton.jit
 def compose(decay, drive, later_decay, later_drive):
     """The map h -> decay h + drive, then a later one."""
-    return decay * later_decay, later_decay * drive + later_drive
+    return decay * later_decay, times(later_decay, drive) + later_drive
 
 
 @triton.jit
 def compose_kept(decay, drive, kept, later_decay, later_drive, later_kept):
     """As ``compose``, with what is left of earlier drives when the last token's is added."""
-    passed = later_decay * drive
+    passed = times(later_decay, drive)
     return decay * later_decay, passed + later_drive, passed + later_kept
 
 
@@ -40,8 +42,12 @@ def store_tile(x, tile, start, length, column, columns, stride, TIMES: tl.conste
 
 @triton.jit
 def decays(dt, a, begins, start, length, RESETS: tl.constexpr, TIMES: tl.constexpr):
-    """Decays of the tokens ``start``, ... of a tile, whose steps are dt."""
+    """Decays of the tokens ``start``, ... of a tile, whose steps are dt.
+
+    Where a step is not finite, so is the drive; the decay is zero, and nothing flows back there.
+    """
     decay = tl.exp(dt[:, :, None] * a[None, :, :])
+    decay = tl.where(is_finite(dt)[:, :, None], decay, 0.0)
     if RESETS:
         time = start + tl.arange(0, TIMES)
         begun = tl.load(begins + time, mask=time < length, other=0) != 0
@@ -67,7 +73,7 @@ def scan_kept(u, dt, b, decay, before):
     whole, h, kept = decay, drive, tl.zeros_like(drive)
     if decay.shape[0] > 1:
         whole, h, kept = tl.associative_scan((decay, drive, kept), 0, compose_kept)
-    before = whole * before[None, :, :]
+    before = times(whole, before[None, :, :])
     return h + before, kept + before
 
 
@@ -120,7 +126,7 @@ def forward(
         x_b = load_tile(b + vectors, start, length, entry, states, apart, TIMES)
         decay = decays(x_dt, transition, begins + row * length, start, length, RESETS, TIMES)
         whole, x = over_times(decay, (x_dt * x_u)[:, :, None] * x_b[:, None, :], False)
-        x += whole * h[None, :, :]
+        x += times(whole, h[None, :, :])
         if OUTPUT:
             read = load_tile(c + vectors, start, length, entry, states, apart, TIMES)
             o = tl.sum(x * read[:, None, :], axis=2)
@@ -166,9 +172,9 @@ def backward(
         x_c = load_tile(c + vectors, start, length, entry, states, apart, TIMES)
         later = load_tile(dt + signal, start + 1, length, column, channels, channels, TIMES)
         decay = decays(later, transition, begins, start + 1, length, RESETS, TIMES)
-        entering = d_y[:, :, None] * x_c[:, None, :]
+        entering = times(d_y[:, :, None], x_c[:, None, :])
         whole, adjoint = over_times(decay, entering, True)
-        adjoint += whole * g[None, :, :]
+        adjoint += times(whole, g[None, :, :])
         g = row_of(adjoint, 0, TIMES)
         kept *= adjoint
         d_signal = tl.sum(adjoint * x_b[:, None, :], axis=2)
@@ -181,8 +187,8 @@ def backward(
         store_tile(db + sheet, d_b, start, length, entry, states, apart, TIMES)
         store_tile(dc + sheet, d_c, start, length, entry, states, apart, TIMES)
     first = tl.load(dt + signal + column, mask=column < channels, other=0.0).to(tl.float32)
-    kept_first = tl.exp(first[:, None] * transition)
+    kept_first = tl.where(is_finite(first)[:, None], tl.exp(first[:, None] * transition), 0.0)
     if RESETS:
         kept_first = tl.where(tl.load(begins) != 0, 0.0, kept_first)
-    tl.store(dfirst + place, kept_first * g, mask=there)
+    tl.store(dfirst + place, times(kept_first, g), mask=there)
     tl.store(da + place, d_a, mask=there)
