@@ -186,7 +186,12 @@ KEYED = LocalWindow(4, position_keys=normal(4, 16))
 
 
 def agree(function: Callable[..., Any], backend: str, *inputs: Tensor, limit: float) -> None:
-    """Outputs and gradients are those of the definition."""
+    """Outputs and gradients are those of the definition, and outputs in inference mode."""
+    with torch.inference_mode():
+        leaves = [t.clone() for t in inputs]
+        calls = (function(*leaves, backend=chosen) for chosen in (backend, "reference"))
+        for y, right in zip(*(c if isinstance(c, tuple) else (c,) for c in calls), strict=True):
+            assert (y.float() - right.float()).abs().max() <= limit * right.abs().max().clamp(min=1)
 
     def run(chosen: str) -> list[Tensor]:
         leaves = [t.detach().clone().requires_grad_() for t in inputs]
@@ -301,6 +306,19 @@ def test_masks_of_flex_in_inference_mode() -> None:
         ]
         assert [bool(mask.mask_mod(zero, zero, query, slot)) for mask in seen] == [True, False]
     assert not module._masks
+
+
+def test_masks_that_evaluation_keeps_serve_training() -> None:
+    """Tensors made in inference mode cannot be saved for a backward pass."""
+    module, _ = OPS["attention"].module("flex")
+    windowed, _ = OPS["local_attention"].module("flex")
+    mask = AttentionMask(windows=torch.tensor([1, 5]))
+    with torch.inference_mode():
+        kept = [
+            module._mask(mask, normal(1, 131, 2, 16), 131),
+            windowed.window_mask(131, 131, 7, torch.device("cpu")),
+        ]
+    assert [mask.kv_indices.is_inference() for mask in kept] == [False, False]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")

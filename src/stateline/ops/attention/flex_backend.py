@@ -116,7 +116,8 @@ def _mask(mask: AttentionMask, q: Tensor, slots: int) -> BlockMask:
     places = [None if part is None else (part.data_ptr(), part._version) for part in parts]
     key = *places, length, slots, q.device, heads
     if key not in _masks:
-        _masks[key] = mask, make()
+        with torch.inference_mode(False):  # gradients may need it later
+            _masks[key] = mask, make()
     _masks.move_to_end(key)
     if len(_masks) > MASKS:
         _masks.popitem(last=False)

@@ -44,6 +44,7 @@ def local_attention(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropou
 
 
 @lru_cache(MASKS)
+@torch.inference_mode(False)  # gradients may need it later
 def window_mask(length: int, slots: int, window: int, device: torch.device) -> BlockMask:
     """Which slots a query can see, and which blocks of slots a block of queries can see."""
     ahead = slots - length
