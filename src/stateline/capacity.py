@@ -238,7 +238,7 @@ def blur_state(state: State, low: State, high: State, bits: int) -> State:
         >>> (blurred - x.clamp(0, 1)).abs().max() <= 0.25
         tensor(True)
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
 
     def blurred(x: Tensor, least: Tensor, most: Tensor) -> Tensor:
         drawn = torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x)

@@ -52,6 +52,7 @@ MODES: dict[str, tuple[Callable[[], Any], float]] = {
     "medium": (lambda: matmul_precision("medium"), ROUNDED),
     "default float64": (lambda: default_dtype(torch.float64), EXACT),
     "default bfloat16": (lambda: default_dtype(torch.bfloat16), EXACT),
+    "default device": (lambda: torch.device("meta"), EXACT),
     "deterministic": (
         lambda: setting(
             torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
@@ -104,8 +105,11 @@ def gradients(layer: Any, x: Tensor) -> Tensor:
     return torch.cat([(g.double() / (g.abs().max() + 1e-30)).flatten() for g in given])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.parametrize("mode", ["grad", "high", "medium", "default float64", "default bfloat16"])
+@pytest.mark.parametrize(
+    "mode", ["grad", "high", "medium", "default float64", "default bfloat16", "default device"]
+)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_gradients_keep_their_precision_in_every_mode(name: str, mode: str) -> None:
     layer, x, _ = case(name)

@@ -164,7 +164,7 @@ def _mixture(task: Mixture, model: LanguageModel, length: int, batches: range) -
 
 
 def _text_scores(task: CorpusTask, buckets: Buckets) -> dict[str, float]:
-    perplexity = float(torch.tensor(buckets.mean, dtype=torch.float64).exp())
+    perplexity = float(torch.tensor(buckets.mean, dtype=torch.float64, device="cpu").exp())
     return {task.metric: buckets.mean / task.unit, "perplexity": perplexity}
 
 
@@ -178,10 +178,10 @@ def _answers(task: Answers, model: LanguageModel, length: int, batches: range) -
         prompts = [own.tokens[: own.answer].tolist() for own in asked]
         written = answer(model, task.tokenizer, prompts, [len(own) for own in wanted])
         texts = (utf8(task.tokenizer.decode(own)).decode(errors="replace") for own in wanted)
-        return torch.tensor([a == b for a, b in zip(written, texts, strict=True)])
+        return torch.tensor([a == b for a, b in zip(written, texts, strict=True)], device="cpu")
 
     if examples:
-        found = by_rows(right, torch.arange(len(examples)), may_stop=True)
+        found = by_rows(right, torch.arange(len(examples), device="cpu"), may_stop=True)
         scores["exact_match"] = found.float().mean().item()
     return scores
 
@@ -248,8 +248,8 @@ def _accuracy_by_position(
 ) -> dict[int, float]:
     assert buckets.last is not None
     targets, predictions = _label(model, task, buckets.last, batches)
-    asked, positions = targets != IGNORE, torch.arange(1, buckets.last + 1).expand_as(targets)
-    buckets.add(positions[asked], (targets == predictions)[asked].float())
+    asked, positions = targets != IGNORE, torch.arange(buckets.last, device=targets.device)
+    buckets.add(1 + positions.expand_as(targets)[asked], (targets == predictions)[asked].float())
     return buckets.means()
 
 
@@ -338,7 +338,8 @@ def _carried(model: LanguageModel, task: TextTask, buckets: Buckets, batches: ra
 
 def _add(buckets: Buckets, losses: Tensor, batch: Batch | ConsecutiveBatch | PackedBatch) -> None:
     """Add losses by the position in the row, or in the document of packed rows."""
-    positions, scored = torch.arange(batch.targets.shape[1]), batch.targets != IGNORE
+    scored = batch.targets != IGNORE
+    positions = torch.arange(scored.shape[1], device=scored.device)
     if isinstance(batch, PackedBatch):
         positions = Documents(batch.starts).positions
     buckets.add(positions.expand_as(scored)[scored] + 1, losses[scored])

@@ -51,7 +51,7 @@ class TextScore:
     @property
     def perplexity(self) -> float:
         """Exponential of the mean loss in nats per token; may be infinite."""
-        return float(torch.tensor(self.losses.mean, dtype=torch.float64).exp())
+        return float(torch.tensor(self.losses.mean, dtype=torch.float64, device="cpu").exp())
 
     @property
     def bits_per_byte(self) -> float:
@@ -71,7 +71,7 @@ class TextScore:
     def word_perplexity(self) -> float:
         """Exponential of the loss in nats per word of the text, comparable between tokenizers."""
         per_word = self.losses.mean * self.losses.count / max(self.n_words, 1)
-        return float(torch.tensor(per_word, dtype=torch.float64).exp())
+        return float(torch.tensor(per_word, dtype=torch.float64, device="cpu").exp())
 
     @property
     def tokens_per_second(self) -> float:
@@ -134,7 +134,8 @@ def score_text(
     start, buckets = time.perf_counter(), Buckets(FIRST_BUCKET, window)
     found = _carried(model, pieces, chunk) if not window else _windowed(model, pieces, window, step)
     for before, losses in found:
-        buckets.add(torch.arange(before + 1, before + 1 + len(losses)), losses)
+        after = before + 1 + len(losses)
+        buckets.add(torch.arange(before + 1, after, device=losses.device), losses)
     if not buckets.count:
         raise InputError("a text to score must have at least two tokens: give a longer one")
     warn_beyond_training(model.config, min(buckets.count, window or buckets.count))

@@ -50,7 +50,7 @@ def answer(
         >>> [len(text) <= 3 for text in answer(model, ByteTokenizer(), [[65], [66, 67]], [3, 3])]
         [True, True]
     """
-    rows_of_tokens = [torch.tensor(prompt, dtype=torch.int64) for prompt in prompts]
+    rows_of_tokens = [torch.tensor(prompt, dtype=torch.int64, device="cpu") for prompt in prompts]
     session = Session(model, prefill(model, rows_of_tokens), room=max(1, *limits))
     ends = torch.tensor(sorted(end), dtype=torch.int64, device=device_of(model))
     streams = [TextStream(tokenizer, stop) for _ in prompts]

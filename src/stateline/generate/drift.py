@@ -98,12 +98,13 @@ def drift(
         for row, name in enumerate(roundings, 1)
         for leaf in kept
     ]
-    step, random = Decoder(model).ready.step_, torch.Generator().manual_seed(seed)
+    step, random = Decoder(model).ready.step_, torch.Generator("cpu").manual_seed(seed)
     change = torch.zeros(len(roundings), dtype=torch.float64, device=device_of(model))
     done = reported = 0
     while done < length:
         end = min(length, _next(done), done + AT_ONCE)
-        tokens = torch.randint(model.config.vocab_size, (end - done, 1), generator=random)
+        size = end - done, 1
+        tokens = torch.randint(model.config.vocab_size, size, generator=random, device="cpu")
         for token in tokens.to(change.device):
             logits = step(token.expand(1 + len(roundings)), state)
             for rounding, part in rounded:

@@ -162,7 +162,7 @@ class PrefixStates:
         A piece has at most 1,024 tokens, which are read, or ``HASHED_AT_ONCE``, which are only
         hashed: for these, 0 is yielded. Texts share states only with texts of the same ``salt``.
         """
-        ids = torch.as_tensor(tokens, dtype=torch.int64)
+        ids = torch.as_tensor(tokens, dtype=torch.int64, device="cpu")
         if ids.ndim != 1:
             raise InputError(
                 f"a text must be tokens of shape (length,), got {tuple(ids.shape)}: read each row "

@@ -138,4 +138,4 @@ def read_ragged(
         start, active = end, active[ended:]
     joined = [torch.cat(parts) for parts in pieces]
     kept = [found if keep is None else found[max(0, len(found) - keep) :] for found in joined]
-    return kept, select_rows(cat_states(done), torch.tensor(order).argsort())
+    return kept, select_rows(cat_states(done), torch.tensor(order, device=weight.device).argsort())

@@ -226,7 +226,8 @@ class Session:
         Raises:
             InputError: If there is no such row, or logits of one of them were NaN.
         """
-        rows = select_rows(torch.arange(len(self._lengths)), rows).tolist()  # also from a mask
+        every = torch.arange(len(self._lengths), device="cpu")
+        rows = select_rows(every, rows).tolist()  # also from a mask
         self.check(rows)
         self._state = select_rows(self._state, rows)
         self._lengths = [self._lengths[row] for row in rows]
@@ -445,8 +446,9 @@ def prefill(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionSt
     for rows in rows_by_length.values():
         tokens = torch.stack([prompt[row].long() for row in rows]).to(device)
         parts.append(extend(model, first_token(model, tokens[:, 0]), tokens[:, 1:]))
-    order = torch.tensor([row for rows in rows_by_length.values() for row in rows])
-    return seeded(select_rows(cat_states(parts), order.argsort().to(device)), seed)
+    read = [row for rows in rows_by_length.values() for row in rows]
+    order = torch.tensor(read, device=device).argsort()
+    return seeded(select_rows(cat_states(parts), order), seed)
 
 
 def prompt_lengths(prompt: Prompt) -> list[int]:

@@ -110,8 +110,8 @@ class TextStream:
         """All that another stream needs to continue this one; not after :meth:`finish`."""
         text = list(self._text.encode(errors="surrogatepass"))
         return HeldText(
-            torch.tensor([list(self._recent)], dtype=torch.int64),
-            torch.tensor([text], dtype=torch.int64),
+            torch.tensor([list(self._recent)], dtype=torch.int64, device="cpu"),
+            torch.tensor([text], dtype=torch.int64, device="cpu"),
         )
 
     def _continue(self, held: HeldText, vocab_size: int) -> None:

@@ -74,7 +74,8 @@ def select_rows(state: State, rows: Sequence[int] | Tensor) -> State:
     """
     leaves = leaves_of(state)
     try:
-        index = torch.as_tensor(rows if isinstance(rows, Tensor | int) else list(rows))
+        numbers = rows if isinstance(rows, Tensor | int) else list(rows)
+        index = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         index = torch.tensor(0.5)  # refused below
     is_mask, count = index.dtype == torch.bool, len(leaves[0]) if leaves else index.numel()

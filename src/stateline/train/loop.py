@@ -84,9 +84,9 @@ def train(
     Raises:
         TrainingDiverged: If the loss, its gradient or a weight is no longer finite; the message
             names the step and the last good checkpoint.
-        InputError: If all weights are frozen, the task cannot train the model as the configuration
-            says, the processes were given different runs, the folder cannot be written to, or its
-            checkpoint cannot be used.
+        InputError: If all weights are frozen or were made in inference mode, the task cannot train
+            the model as the configuration says, the processes were given different runs, the folder
+            cannot be written to, or its checkpoint cannot be used.
     """
     check_model(model)
     check_kind("task", task, Task, "make_task('copying')")
@@ -94,7 +94,7 @@ def train(
     processes = processes or Processes(device=next(model.parameters()).device)
     folder = None if folder is None else Path(folder)
     teacher = read_teacher(model, config)
-    with frozen(model, config, teacher):
+    with torch.inference_mode(False), torch.enable_grad(), frozen(model, config, teacher):
         trainer = Trainer(model, task, config, processes, folder, run, teacher)
         with closing(trainer.batches), _in_training(model, config):
             trainer.resume()
@@ -135,6 +135,11 @@ class Trainer:
             raise InputError(
                 "training needs a weight that may change, got a model with all weights frozen: set "
                 "requires_grad of some to true"
+            )
+        if any(parameter.is_inference() for parameter in model.parameters()):
+            raise InputError(
+                "training needs weights that have gradients, got a model that was made inside "
+                "torch.inference_mode: make or load it outside"
             )
         check_fit(model, task, config)
         if config.keep_best and folder is None:
