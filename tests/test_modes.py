@@ -1,7 +1,7 @@
 """Every public function for whole models in the modes in which programs call it.
 
-The matrix has ``len(USES)`` functions and ``len(MODES)`` modes; that of the layers stands in
-tests/layers/test_modes.py, whose modes these are, and that of the ops in tests/ops.
+The matrix: 21 functions here and 45 layers and wrappers in tests/layers/test_modes.py, in ten modes
+each; the gradients of layers in six.
 """
 
 import copy

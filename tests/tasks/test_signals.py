@@ -163,6 +163,19 @@ def test_numbers_keep_their_digits_until_they_are_normalised(
     np.testing.assert_allclose(np.diff(spread), np.ptp(inputs) / 63, rtol=1e-3)
 
 
+@pytest.mark.parametrize("which", ["x", "y"])
+@pytest.mark.parametrize(("first", "step"), [(1_700_000_000, 1), (2**24, 1), (101_325, 0.01)])
+def test_numbers_that_float32_would_round_are_normalised_or_refused(
+    tmp_path: Path, which: str, first: float, step: float
+) -> None:
+    data = {"x": np.arange(64.0).reshape(8, 8), "y": np.arange(8.0)}
+    np.savez(tmp_path / "all.npz", **data | {which: first + step * data[which]})
+    given: dict[str, Any] = {"path": str(tmp_path / "all.npz"), "loss": "l1", "batch_size": 2}
+    Signals(**given)
+    with pytest.raises(InputError, match=r"needs more digits than float32 has.*: normalise"):
+        Signals(**given, normalise=False)
+
+
 @pytest.mark.parametrize("layout", ["folders", "files", "column"])
 def test_the_split_of_the_data_is_kept(tmp_path: Path, layout: str) -> None:
     rows = {"train": slice(0, 7), "valid": slice(7, 9), "test": slice(9, 12)}

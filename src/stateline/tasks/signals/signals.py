@@ -12,6 +12,9 @@ from stateline.tasks.rows import HeldOut, Rows, RowsTask
 from stateline.tasks.signals.layout import PARTS, Example, Wanted, read_examples, split_examples
 from stateline.tasks.signals.tables import check_finite, number, refuse_infinite, to_float32
 
+LOST = 2.0**-10
+"""Share of the range of a channel that rounding to float32 may change without normalisation."""
+
 
 class Signals(RowsTask):
     """Predict a class or values for sequences of numbers in files of your own.
@@ -35,7 +38,8 @@ class Signals(RowsTask):
         loss: ``cross_entropy`` for classes, ``l1`` or ``l2`` for values.
         columns: Names of the columns with inputs, as ``"a,b"``; by default all others.
         normalise: Whether inputs, and target values, are normalised by the mean and standard
-            deviation of each channel in the training rows. Scores are in the original unit.
+            deviation of each channel in the training rows. Scores are in the original unit. Without
+            it, numbers that float32 would round by a thousandth of their range are refused.
         share: Share of the sequences to hold out if the data have no split.
         **options: See :class:`~stateline.tasks.RowsTask`.
     """
@@ -80,7 +84,8 @@ class Signals(RowsTask):
         objective, labels = self.read(
             path, lambda _: _objective(training, both, self.loss_name, self.normalise)
         )
-        inputs, count = _inputs(training, both, self.normalise), len(training)
+        inputs = self.read(path, lambda _: _inputs(training, both, self.normalise))
+        count = len(training)
         training_rows = Rows(inputs[:count], labels[:count])
         return training_rows, Rows(inputs[count:], labels[count:]), objective
 
@@ -141,8 +146,30 @@ class _Scale:
 def _inputs(
     training: Sequence[Example], examples: Sequence[Example], normalise: bool
 ) -> list[np.ndarray]:
-    change = _Scale([example.x for example in training]) if normalise and training else to_float32
-    return [change(example.x, f"x of {example.name}") for example in examples]
+    parts, names = [each.x for each in examples], [f"x of {each.name}" for each in examples]
+    if not (normalise and training):
+        return _as_they_are(parts, names)
+    scale = _Scale([example.x for example in training])
+    return [scale(part, name) for part, name in zip(parts, names, strict=True)]
+
+
+def _as_they_are(parts: Sequence[np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
+    """The numbers in float32, which must keep the differences between them."""
+    found = [to_float32(part, name) for part, name in zip(parts, names, strict=True)]
+    rows = [np.atleast_2d(part) for part in parts]
+    low, high = (
+        np.array([end(part, axis=0) for part in rows], np.float64) for end in (np.min, np.max)
+    )
+    spread = high.max(axis=0) - low.min(axis=0)
+    for part, rounded, name in zip(rows, found, names, strict=True):
+        lost = np.abs(part - np.atleast_2d(rounded).astype(np.float64)).max(axis=0)
+        if (lost > LOST * spread).any():
+            raise ValueError(
+                f"{name} needs more digits than float32 has: it would be rounded by "
+                f"{lost.max():.2g}, and all values of a channel lie within {spread.max():.2g}: "
+                "normalise, or subtract a constant"
+            )
+    return found
 
 
 def _objective(
@@ -156,14 +183,13 @@ def _objective(
     for example, label in zip(examples, labels, strict=True):
         if label.shape[-1] != width:
             raise ValueError(f"{example.name} must have {width} values, got {label.shape[-1]}")
-    mean, deviation, change = np.zeros(width), np.ones(width), to_float32
-    if normalise and training:
-        scale = _Scale([np.atleast_2d(label) for label in labels[: len(training)]])
-        mean, deviation, change = scale.mean, scale.deviation, scale
-    scaled = [
-        change(label, f"the target of {e.name}") for e, label in zip(examples, labels, strict=True)
-    ]
-    return Values(loss, mean, deviation, each=examples[0].each), scaled
+    names = [f"the target of {example.name}" for example in examples]
+    if not (normalise and training):
+        scaled = _as_they_are(labels, names)
+        return Values(loss, np.zeros(width), np.ones(width), each=examples[0].each), scaled
+    scale = _Scale([np.atleast_2d(label) for label in labels[: len(training)]])
+    scaled = [scale(label, name) for label, name in zip(labels, names, strict=True)]
+    return Values(loss, scale.mean, scale.deviation, each=examples[0].each), scaled
 
 
 def _values(example: Example) -> np.ndarray:
