@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from stateline.generate.hugging_face import transformers_package
 from stateline.hf_check import CALLS, LIMITS, ModelReport, check_model
-from stateline.hf_check.load import transformers_package
 
 BASE: dict[str, Any] = {
     "vocab_size": 128,

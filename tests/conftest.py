@@ -42,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fla", metavar="DIR", type=Path, help="of flash-linear-attention")
     parser.addoption("--xlstm", metavar="DIR", type=Path, help="of NX-AI/xlstm")
     parser.addoption("--mamba", metavar="DIR", type=Path, help="of state-spaces/mamba")
+    parser.addoption("--mohawk", metavar="DIR", type=Path, help="of goombalab/phi-mamba")
+    parser.addoption("--lolcats", metavar="DIR", type=Path, help="of HazyResearch/lolcats")
     parser.addoption("--data", metavar="DIR", type=Path, default=SHARED / "data")
     parser.addoption("--models", metavar="DIR", type=Path, help="of released models")
     parser.addoption("--device", metavar="NAME", default="cpu")

@@ -15,17 +15,12 @@ from stateline.compare.recipe import Recipe, read_models, read_recipe
 from stateline.data import ByteTokenizer
 from stateline.data.tokenizer import CharacterTokenizer
 from stateline.errors import InputError
+from stateline.generate.runs import weights_hash
 from stateline.models.checkpoint import load_any, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import ClassifierConfig, RegressorConfig
-from stateline.runs.initial import (
-    as_in_folder,
-    check_tokenizer,
-    new_tensors,
-    start_from,
-    weights_hash,
-)
+from stateline.runs.initial import as_in_folder, check_tokenizer, new_tensors, start_from
 from tests.tasks.small_data import task_on
 
 ATTENTION = ("attention", "sliding_attention")

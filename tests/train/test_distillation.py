@@ -1,5 +1,6 @@
 """Training with a teacher: its losses, what they train, and weights that are frozen."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from stateline.cli import main
 from stateline.errors import InputError
@@ -19,6 +21,11 @@ from stateline.train.loop import train
 
 TASK = "copying(max_len=5, batch_size=4)"
 OLD, NEW = "attention attention", "attention h3"
+HEADS = "attention gated_delta_net(n_heads=4, expand_v=1)"
+KEPT = (
+    "attention parallel(attention(n_heads=2, n_kv_heads=2, d_head=4), "
+    'gated_delta_net(n_heads=2, d_key=4), keeps="0 2")'
+)
 FAST = {"steps": 3, "warmup_steps": 0, "lr": 1e-2, "eval_every": 0}
 
 
@@ -73,6 +80,92 @@ def test_layers_are_compared_on_the_inputs_of_the_teacher(match: str) -> None:
         links = (each.stack.links for each in (student, teacher))
         wanted = MATCHES[match](*links, teacher.hidden_states(tokens))
     torch.testing.assert_close(found, wanted * (targets >= 0).sum())
+
+
+@pytest.mark.parametrize(("pattern", "heads"), [(HEADS, [0, 1, 2, 3]), (KEPT, [1, 3])])
+def test_the_weights_of_values_are_compared_in_the_heads_that_are_replaced(
+    pattern: str, heads: list[int]
+) -> None:
+    teacher, student = model().eval(), model(pattern, seed=1).eval()
+    loss = Distillation(teacher, TrainConfig(teacher="it", match="mixing"))
+    tokens, targets = batch()
+    layer = student.stack.links[2].layer
+    with torch.no_grad():
+        x = teacher.stack.links[2].norm(teacher.hidden_states(tokens)[2])
+        recurrence = layer if pattern == HEADS else layer.links[1]
+        difference = recurrence.mixing(x) - teacher.stack.links[2].layer.mixing(x)[:, heads]
+        wanted = difference.square().sum((2, 3)).sqrt().mean()
+        found = loss(student, tokens, targets)
+    torch.testing.assert_close(found, wanted * (targets >= 0).sum())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (NEW, "needs layers whose heads sum values with weights, got H3"),
+        ("attention gated_delta_net(n_heads=2)", "a new layer has 2 for 4; give it as many"),
+    ],
+)
+def test_layers_without_such_weights_are_refused(pattern: str, message: str) -> None:
+    loss = Distillation(model(), TrainConfig(teacher="it", match="mixing"))
+    with pytest.raises(InputError, match=message):
+        loss(model(pattern), *batch())
+
+
+@pytest.mark.parametrize("match", ["logits", "outputs", "blocks"])
+def test_what_a_teacher_gave_is_read_from_the_disk(
+    match: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    config = TrainConfig(**FAST, teacher=folder, match=match, teacher_outputs=str(kept))
+    first, second = (model(NEW, seed=1) for _ in range(2))
+    train(first, make_task(TASK), config)
+    files = sorted(kept.glob("*.safetensors"))
+    assert len(files) == FAST["steps"]
+    monkeypatch.setattr("stateline.models.language_model.LanguageModel.streams", None)
+    whole = LanguageModel._forward
+    monkeypatch.setattr(
+        LanguageModel, "_forward", lambda it, x, **more: whole(it, x, **more) if it.training else 0
+    )
+    train(second, make_task(TASK), config)
+    assert all(weight.equal(second.state_dict()[n]) for n, weight in first.state_dict().items())
+    files[0].write_bytes(b"{")
+    with pytest.raises(InputError, match=r"is damaged: .*; remove it"):
+        train(model(NEW, seed=1), make_task(TASK), config)
+
+
+def tensor_bytes(known: set[int]) -> tuple[set[int], int]:
+    """The storages of all tensors, and the bytes of those that were not known before."""
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    tensors += [each.grad for each in tensors if each.is_leaf and each.grad is not None]
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return {*sizes}, sum(size for place, size in sizes.items() if place not in known)
+
+
+def test_a_layer_alone_needs_the_teacher_and_its_own_gradients_and_moments(tmp_path: Path) -> None:
+    task, sizes = make_task(TASK), {"d_model": 96}
+    teacher, student = (LanguageModel(task.model_config(p, sizes)) for p in (OLD, "h3 h3"))
+    save_model(teacher, tmp_path / "teacher")
+    replaced = ("stack.layers.0.layer.", "stack.layers.2.layer.")
+    kept = {n: w for n, w in teacher.state_dict().items() if not n.startswith(replaced)}
+    student.load_state_dict(kept, strict=False)
+    del kept
+    whole = sum(weight.nbytes for weight in teacher.parameters())
+    new, other = (
+        sum(weight.nbytes for weight in student.stack.links[n].layer.parameters()) for n in (0, 2)
+    )
+    del teacher
+    gc.collect()
+    own = sum(weight.nbytes for weight in student.parameters())
+    known, _ = tensor_bytes(set())
+    seen = list[int]()
+    config = TrainConfig(
+        **FAST, teacher=str(tmp_path / "teacher"), match="outputs", freeze="stack.layers.2.*"
+    )
+    train(student, task, config, interrupted=lambda: bool(seen.append(tensor_bytes(known)[1])))
+    rows = 1 << 18  # a batch, its streams and the buffers of one call
+    assert max(seen) + own <= whole + new + other + 3 * new + rows
+    assert whole > 2 * rows  # or nothing would be shown
 
 
 def test_a_student_that_is_its_teacher_loses_nothing() -> None:
@@ -154,7 +247,7 @@ def test_what_a_teacher_cannot_teach_is_refused(
 
 
 def test_settings_of_a_teacher_need_one() -> None:
-    for settings in ({"match": "outputs"}, {"temperature": 2.0}):
+    for settings in ({"match": "outputs"}, {"temperature": 2.0}, {"teacher_outputs": "kept"}):
         with pytest.raises(InputError, match="set teacher, too"):
             TrainConfig(**settings)
     with pytest.raises(InputError, match="temperature must be positive"):

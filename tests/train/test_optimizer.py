@@ -52,6 +52,23 @@ def test_every_parameter_is_in_one_group_once(model: LanguageModel) -> None:
     assert sorted(members) == sorted(id(parameter) for parameter in model.parameters())
 
 
+def test_weights_have_the_rate_of_the_first_pattern_that_fits_their_names(
+    model: LanguageModel,
+) -> None:
+    rates = "embedding.*=1e-5 stack.layers.1.*=1e-2 stack.layers.*=3e-3"
+    config = TrainConfig(lr=1e-3, rates=rates)
+    peaks = {id(p): g["peak"] for g in parameter_groups(model, config) for p in g["params"]}
+    for name, parameter in model.named_parameters():
+        wanted = {"embedding": 1e-5, "stack": 3e-3}.get(name.partition(".")[0], 1e-3)
+        wanted = 1e-2 if name.startswith("stack.layers.1.") else wanted
+        assert peaks[id(parameter)] == wanted, name
+    with pytest.raises(InputError, match="rates='none' fits no weight"):
+        parameter_groups(model, TrainConfig(rates="none=1"))
+    for wrong in ("embedding.*", "embedding.*=-1", "=1", "embedding.*=nan"):
+        with pytest.raises(InputError, match="rates must be patterns of names with a positive"):
+            TrainConfig(rates=wrong)
+
+
 def test_a_core_that_stands_in_several_places_is_optimised_once() -> None:
     ladder = LanguageModel(ModelConfig("ladder(h3, passes=3)", vocab_size=10, d_model=8))
     members = [p for group in parameter_groups(ladder, TrainConfig()) for p in group["params"]]

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "reproduce": "run a table or figure of a paper with its seeds, and write it",
     "data": "turn text into a corpus of tokens on disk",
     "train": "train one architecture on one task",
+    "distill": "turn a trained transformer into a hybrid that learns from it",
     "generate": "continue a prompt with a trained model",
     "serve": "serve a trained model over HTTP, with states that are kept",
     "evaluate": "score a trained model on texts of any length, or on evaluation tasks",

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from signal import SIGINT, SIGTERM, signal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +25,24 @@ def begin(text: str) -> None:
     """Print a line before PyTorch is loaded, which takes seconds; nothing if it is loaded."""
     if "torch" not in sys.modules:
         print(text, flush=True)
+
+
+@contextmanager
+def caught_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM, so that the run can save and stop; a second SIGINT ends it."""
+    caught: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if caught and number == SIGINT:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    before = {number: signal(number, note) for number in (SIGINT, SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal(number, handler)
 
 
 @contextmanager

@@ -8,15 +8,14 @@ override it. Under torchrun, processes share each batch.
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from signal import SIGINT, SIGTERM, signal
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
-from stateline.cli.console import announce, begin
+from stateline.cli.console import announce, begin, caught_signals
 from stateline.cli.options import add_device, add_tracker
 from stateline.cli.parser import Parser
 from stateline.cli.recipe import add_settings, read_recipe
@@ -98,7 +97,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     if given.threads is not None:
         torch.set_num_threads(given.threads)
     observers, folder = tracked(given.tracker), Path(given.out)
-    with join_processes(given.device) as processes, _signals() as caught:
+    with join_processes(given.device) as processes, caught_signals() as caught:
         with print_metrics(job, folder, quiet=not processes.main, observers=observers) as show:
             result = run_single(
                 job,
@@ -129,24 +128,6 @@ def _check_resumed(start: Path, folder: Path, *, chosen: bool) -> None:
             f"there is no run in {folder} to resume: to continue the run in {start}, train "
             f"{start / 'config.yaml'}; to start a new run from its weights, leave out --resume"
         )
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM, so that the run can save and stop; a second SIGINT ends it."""
-    caught: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        if caught and number == SIGINT:
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    before = {number: signal(number, note) for number in (SIGINT, SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal(number, handler)
 
 
 def _costs(job: "Job", costs: "TrainingCosts") -> str:

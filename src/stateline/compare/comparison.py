@@ -9,14 +9,15 @@ from stateline.compare.recipe import Recipe, read_models
 from stateline.compare.seeds import Wanted
 from stateline.compare.sizes import Size, Sized, choose_widths
 from stateline.errors import InputError, check_choice
+from stateline.generate.runs import weights_hash
 from stateline.models.pattern import MAX_REPEAT, format_pattern, parse_pattern
-from stateline.runs.initial import weights_hash
 from stateline.runs.job import Job
 from stateline.runs.protocol_records import MatchedBy
 from stateline.runs.verdict import FIRST_LOOK
 from stateline.settings import at_least
 from stateline.tasks import TASKS, Task, make_task
 from stateline.train.config import TrainConfig
+from stateline.train.teacher import teacher_hash
 
 SEEDS = {"sweep": 3, "quick": 1}
 """Number of seeds of the scored runs by protocol, if nothing else sets it."""
@@ -139,14 +140,19 @@ def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> lis
     for spec, seeds, train in _task_plans(comparison):
         task, data = tasks[spec], str(tasks[spec].describe().get("sha256", ""))
         for model, label, sized in _sized(comparison, models, task):
+            trainings = [
+                _training(comparison, model, task, {**train, "seed": seed}) for seed in range(seeds)
+            ]
+            teacher = teacher_hash(trainings[0].teacher)
             jobs += [
                 Job(
                     spec,
                     sized.parameters,
                     sized.config,
-                    _training(comparison, model, task, {**train, "seed": seed}),
+                    training,
                     data,
                     hashes.get(model.init, ""),
+                    teacher,
                     alias=label,
                     family=model.name if label != model.name else "",
                     size=sized.size,
@@ -154,7 +160,7 @@ def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> lis
                     init=model.init,
                     metric=task.metric,
                 )
-                for seed in range(seeds)
+                for training in trainings
             ]
     return jobs
 

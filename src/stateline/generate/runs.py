@@ -1,5 +1,6 @@
 """The folder of a trained model: its weights and its tokenizer."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from stateline.data import ByteTokenizer, Tokenizer, load_tokenizer
 from stateline.data.gguf_tokenizer import gguf_tokenizer
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
-from stateline.files import model_path
+from stateline.files import model_path, sha256
 from stateline.layers.compose import title
 from stateline.models.checkpoint import CONFIG, check_kind, load_any
 from stateline.models.config import ModelConfig
@@ -38,6 +39,17 @@ def find_model(folder: str | Path) -> Path:
         )
     checkpoints = sorted(folder.glob(f"checkpoints/step-*/{CONFIG}"))
     return checkpoints[-1].parent if checkpoints else folder
+
+
+def weights_hash(folder: str | Path) -> str:
+    """A hash of all files of weights of a model."""
+    home = find_model(folder)
+    files = sorted(
+        path
+        for path in ([home] if home.is_file() else home.iterdir())
+        if path.suffix in (".safetensors", ".bin", ".pt", GGUF_SUFFIX) and path.is_file()
+    )
+    return hashlib.sha256("".join(sha256(path) for path in files).encode()).hexdigest()
 
 
 def load_any_run(

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from stateline.errors import InputError, one_line
+from stateline.generate.hugging_face import HUGGING_FACE
 from stateline.hf_check.clauses import CALLS, CLAUSES, Clause, NotOffered, Trial
-from stateline.hf_check.load import HUGGING_FACE, load_hugging_face
+from stateline.hf_check.load import load_hugging_face
 from stateline.hf_check.report import ModelFinding, ModelReport
 from stateline.hf_check.subject import Subject
 

@@ -124,12 +124,19 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self, x: Int[Tensor, "batch length"]
     ) -> tuple[Float[Tensor, "batch length d_model"], ...]:
         """Input of the first layer and output of each layer, at every position."""
+        return tuple(self.streams(x))
+
+    def streams(
+        self, x: Int[Tensor, "batch length"]
+    ) -> Iterator[Float[Tensor, "batch length d_model"]]:
+        """The same one after the other: each layer runs when its output is asked for."""
         self.check_values(x)
         check_length(self.max_len, x.shape[1])
-        states = [self._embed(x, torch.arange(x.shape[1], device=x.device))]
+        stream = self._embed(x, torch.arange(x.shape[1], device=x.device))
+        yield stream
         for link in self.stack.links:
-            states.append(link(states[-1]))
-        return tuple(states)
+            stream = link(stream)
+            yield stream
 
     def _forward_chunk(
         self,

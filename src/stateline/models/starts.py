@@ -46,6 +46,25 @@ def replaced(
                 yield index, branch, other
 
 
+def beside(layer: AnyLayer, old: AnyLayer) -> tuple[list[AnyLayer], list[int]]:
+    """The layers that replace heads of an old layer, and the numbers of these heads.
+
+    Attention inside ``parallel`` that stays replaces none.
+    """
+    heads = list(range(getattr(old, "n_heads", 1)))
+    if not isinstance(layer, Parallel):
+        return [layer], heads
+    staying = _staying(layer, old)
+    kept = _kept(layer, staying)
+    others = [part for part in layer.links if part not in staying]
+    return others, [head for head in heads if head not in kept]
+
+
+def _kept(layer: Parallel, staying: Iterable[Attention]) -> list[int]:
+    """The numbers of the heads that stay: by default the first ones."""
+    return layer.keeps or list(range(sum(part.n_heads for part in staying)))
+
+
 def _branches(block: AnyLayer) -> list[Branch]:
     if isinstance(block, Branch):
         return [block]
@@ -162,8 +181,7 @@ def _staying(layer: Parallel, old: AnyLayer) -> list[Attention]:
 
 def _divide(layer: Parallel, old: Attention) -> None:
     staying = _staying(layer, old)
-    count = sum(part.n_heads for part in staying)
-    kept = layer.keeps or list(range(count))
+    count, kept = sum(part.n_heads for part in staying), _kept(layer, staying)
     if len(kept) != count or max(kept, default=0) >= old.n_heads:
         raise InputError(
             f"parallel keeps {kept} of {old.n_heads} heads of {old.d_head}, from 0: its attention "

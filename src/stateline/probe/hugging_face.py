@@ -10,8 +10,9 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.files import user_path
+from stateline.generate.hugging_face import HUGGING_FACE, transformers_package
 from stateline.hf_check import padding_error, steps_error
-from stateline.hf_check.load import HUGGING_FACE, load_hugging_face, transformers_package
+from stateline.hf_check.load import load_hugging_face
 from stateline.probe.network import HuggingFaceNetwork, Network
 from stateline.probe.reader import Reader, Tokens
 

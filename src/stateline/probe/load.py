@@ -7,8 +7,8 @@ import torch
 
 from stateline.files import user_path
 from stateline.generate import load_run
+from stateline.generate.hugging_face import HUGGING_FACE
 from stateline.generate.runs import find_model
-from stateline.hf_check.load import HUGGING_FACE
 from stateline.probe.reader import Reader, StatelineReader
 
 

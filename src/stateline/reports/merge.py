@@ -134,8 +134,13 @@ def _on(spec: str, data: str) -> str:
 
 
 def _add(models: list[_Model], new: _Model) -> None:
-    """Add a model, as further seeds of one with the same settings if there is one."""
+    """Add a model, as further seeds of one with the same settings if there is one.
+
+    A model with the same runs, such as a teacher of several students, is there already.
+    """
     for model in models:
+        if model.runs == new.runs:
+            return
         if _settings(model) == _settings(new) and not _seeds(model) & _seeds(new):
             model.folders.extend(new.folders)
             model.runs.extend(new.runs)

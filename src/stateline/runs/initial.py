@@ -1,7 +1,6 @@
 """The model whose weights a run starts from."""
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,12 +9,10 @@ from torch import Tensor
 
 from stateline.data import load_tokenizer
 from stateline.errors import InputError
-from stateline.files import sha256
 from stateline.generate.runs import find_model, load_any_run, own_tokenizer, read_model_config
 from stateline.layers import SequenceLayer
 from stateline.layers.compose import ParallelResidual, inside
 from stateline.models.config import ModelConfig
-from stateline.models.convert.gguf import SUFFIX as GGUF_SUFFIX
 from stateline.models.factory import AnyModel, make_model, meta_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.starts import alike, fit_outputs, take_heads
@@ -36,17 +33,6 @@ def settings_of(config: ModelConfig) -> dict[str, Any]:
     """The settings of a model for another task; the task sets its inputs and outputs."""
     shared = {field.name for field in dataclasses.fields(ModelConfig)} - {"pattern", "vocab_size"}
     return {name: value for name, value in dataclasses.asdict(config).items() if name in shared}
-
-
-def weights_hash(folder: str) -> str:
-    """A hash of all files of weights of a model."""
-    home = find_model(folder)
-    files = sorted(
-        path
-        for path in ([home] if home.is_file() else home.iterdir())
-        if path.suffix in (".safetensors", ".bin", ".pt", GGUF_SUFFIX) and path.is_file()
-    )
-    return hashlib.sha256("".join(sha256(path) for path in files).encode()).hexdigest()
 
 
 def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:

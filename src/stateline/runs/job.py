@@ -27,6 +27,7 @@ class Job:
         training: The configuration of the training, with the seed.
         data: Hash of the task's data, if it has any: a run on other data is another run.
         weights: Hash of the weights that the run starts from; empty if they are random.
+        teacher: Hash of the weights of its teacher; empty if it has none.
         trial: The run tries a setting: it is scored while it trains, on data that the final
             scores do not use (``Task.hold_out_validation``), and no model is kept.
         alias: Name of the model in results, if that is not its pattern.
@@ -46,6 +47,7 @@ class Job:
     training: TrainConfig
     data: str = ""
     weights: str = ""
+    teacher: str = ""
     trial: bool = False
     alias: str = field(default="", compare=False)
     family: str = field(default="", compare=False)

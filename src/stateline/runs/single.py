@@ -7,9 +7,10 @@ from typing import Any
 
 from stateline.errors import InputError
 from stateline.files import check_writable, read_yaml, write_text
+from stateline.generate.runs import weights_hash
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
-from stateline.runs.initial import as_in_folder, check_tokenizer, told_start, weights_hash
+from stateline.runs.initial import as_in_folder, check_tokenizer, told_start
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord
 from stateline.runs.store import write_single, writing
@@ -20,6 +21,7 @@ from stateline.train.folder import found
 from stateline.train.loop import ALONE
 from stateline.train.metrics import COMPLETE, Metrics
 from stateline.train.processes import Processes
+from stateline.train.teacher import teacher_hash
 
 CONFIG = "config.yaml"
 """Name of the file that keeps the recipe of a run."""
@@ -51,12 +53,14 @@ def single_job(
     if init:
         config = as_in_folder(config, init)
     settings: dict[str, Any] = {**task.training}
+    training = training or TrainConfig(**settings)
     job = Job(
         spec,
         count_parameters(config),
         config,
-        training or TrainConfig(**settings),
+        training,
         str(task.describe().get("sha256", "")),
+        teacher=teacher_hash(training.teacher),
         init=init,
         metric=task.metric,
     )

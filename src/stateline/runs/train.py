@@ -131,7 +131,12 @@ def _train(
             task,
             job.training,
             folder=folder,
-            run={"task": job.task, "model": dataclasses.asdict(job.model), "data": job.data},
+            run={
+                "task": job.task,
+                "model": dataclasses.asdict(job.model),
+                "data": job.data,
+                **({"teacher": job.teacher} if job.teacher else {}),
+            },
             processes=processes,
             on_log=log,
             interrupted=stop,
@@ -171,6 +176,13 @@ def _record(
         validation=last if apart else None,
         by_length={},
     )
+
+
+def scored_as_it_is(job: Job, task: Task, model: AnyModel, processes: Processes) -> RunRecord:
+    """The record of a model that is scored without an update."""
+    run = _record(job, task, model, TrainResult(stopped="finished"), processes)
+    with processes.scoring(model):
+        return _scored(replace(run, training={}), task, model)
 
 
 def _scored(run: RunRecord, task: Task, model: AnyModel) -> RunRecord:

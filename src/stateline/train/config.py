@@ -1,5 +1,6 @@
 """How a model is trained, as plain data."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -135,13 +136,20 @@ class TrainConfig:
             alone, or share them and differ in the rest.
         freeze: Weights that stay as they are: patterns of their names, separated by spaces, such
             as ``embedding.* *.norm.*``.
+        rates: Highest learning rates of some weights: patterns of their names with a rate each,
+            such as ``stack.layers.0.*=1e-3 *.layer.qkv.*=1e-4``; the first that fits counts.
         teacher: Folder of a language model to learn from, in place of the task's own loss
-            (distillation).
+            (distillation); or ``hf:`` and a folder that the package transformers reads, for
+            ``match=logits``.
         match: What is compared with the teacher: ``logits``, the distributions of the next token;
-            ``outputs`` of the layers that replace others, each on the teacher's input of the
-            layer, by the norm of the difference; ``squares``, the same by 1,000 times its mean
+            ``mixing``, the weights with which layers that replace others sum the values of
+            earlier positions, each on the teacher's input of the layer; ``outputs`` of these
+            layers, by the norm of the difference; ``squares``, the same by 1,000 times its mean
             square; or ``blocks``, the outputs of the replaced layers with the feed-forwards behind
             them, by the norm. All but ``logits`` train these layers alone.
+        teacher_outputs: Folder in which what the teacher gives for each batch is kept, for other
+            runs on the same batches. Logits take 4 bytes for each position and token of the
+            vocabulary.
         temperature: For ``logits``: the divisor of the logits of both.
 
     Raises:
@@ -189,8 +197,10 @@ class TrainConfig:
     seed: int = 0
     init_seed: int | None = None
     freeze: str = ""
+    rates: str = ""
     teacher: str | None = None
-    match: Literal["logits", "outputs", "blocks", "squares"] = "logits"
+    match: Literal["logits", "mixing", "outputs", "blocks", "squares"] = "logits"
+    teacher_outputs: str | None = None
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -203,6 +213,7 @@ class TrainConfig:
             if rate is not None and rate <= 0:
                 raise InputError(f"{name} must be positive, got {rate}")
         self._check_choices()
+        _ = self.named_rates
         for name in ("beta1", "beta2", "ema"):
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate < 1:
@@ -210,6 +221,28 @@ class TrainConfig:
         self._check_teacher()
         if not self.eval_every and (self.keep_best or self.patience):
             raise InputError("keep_best and patience need scores: set eval_every above 0")
+
+    @property
+    def named_rates(self) -> list[tuple[str, float]]:
+        """Patterns of names, and the highest learning rate of each.
+
+        Raises:
+            InputError: If ``rates`` is not of this form.
+        """
+        found = []
+        for word in self.rates.split():
+            pattern, _, text = word.rpartition("=")
+            try:
+                rate = float(text)
+            except ValueError:
+                rate = math.nan
+            if not pattern or not 0 < rate < math.inf:
+                raise InputError(
+                    "rates must be patterns of names with a positive rate each, such as "
+                    f"'embedding.*=1e-4', got {word!r:.60}"
+                )
+            found.append((pattern, rate))
+        return found
 
     @property
     def chooses(self) -> bool:
@@ -223,8 +256,11 @@ class TrainConfig:
             raise InputError(
                 "a teacher reads whole rows: leave out carry_state, segment_len and loss_chunk"
             )
-        if self.teacher is None and (self.match, self.temperature) != ("logits", 1.0):
-            raise InputError("match and temperature compare with a teacher: set teacher, too")
+        own = (self.match, self.temperature, self.teacher_outputs)
+        if self.teacher is None and own != ("logits", 1.0, None):
+            raise InputError(
+                "match, temperature and teacher_outputs are about a teacher: set teacher, too"
+            )
 
     def _check_choices(self) -> None:
         for name, choice, needed in _NEEDED:

@@ -7,21 +7,25 @@ With logits z of the student and t of the teacher at a position, and a temperatu
 
 The other losses train each layer that replaces another by itself, on the teacher's input x of the
 layer, with the outputs f of the new and g of the old one (``outputs``), or with the outputs of
-whole blocks up to the next mixer (``blocks``):
+whole blocks up to the next mixer (``blocks``), or with the weights M and N with which the heads of
+both sum values (``mixing``):
 
 .. math:: L_{\mathrm{outputs}} = \sum_{\mathrm{layers}} \| f(x) - g(x) \|_2, \qquad
     L_{\mathrm{squares}} = \frac{1000}{\#\mathrm{layers}} \sum_{\mathrm{layers}} \mathrm{mean}
-    \bigl( (f(x) - g(x))^2 \bigr).
+    \bigl( (f(x) - g(x))^2 \bigr), \qquad
+    L_{\mathrm{mixing}} = \sum_{\mathrm{layers}} \| M(x) - N(x) \|_F.
+
+Norms are means over positions, or over rows and heads. Only the layers that are compared run, and
+the teacher only up to the last of them.
 
 References:
-    ``blocks``, ``outputs`` and ``logits``: Bick et al., "Transformers to SSMs" (MOHAWK), NeurIPS
-    2024, stages 2 and 3; ``squares``: Zhang et al., "LoLCATs", ICLR 2025, section 3.2, there of
-    the outputs before the last map.
+    ``mixing``, ``outputs``, ``blocks`` and ``logits``: Bick et al., "Transformers to SSMs"
+    (MOHAWK), NeurIPS 2024, stages 1 to 3; ``squares``: Zhang et al., "LoLCATs", ICLR 2025, section
+    3.2, there of the outputs before the last map.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -30,13 +34,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.generate.runs import load_run
+from stateline.layers.base import AnyLayer
 from stateline.layers.compose import inside
+from stateline.layers.mixers.heads import MixesValues
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
-from stateline.models.starts import replaced
+from stateline.models.starts import beside, replaced
 from stateline.tasks.base import IGNORE
 from stateline.train.config import TrainConfig
+from stateline.train.optimizer import named
+from stateline.train.teacher import Outputs, Teacher, load_teacher, teacher_hash
 
 SQUARES = 1000.0
 """Factor of the mean square, as in LoLCATs."""
@@ -65,17 +72,26 @@ def distance(
     return torch.linalg.vector_norm(student - teacher, dim=-1).mean()
 
 
+def matrix_distance(
+    student: Float[Tensor, "batch head length length"],
+    teacher: Float[Tensor, "batch head length length"],
+) -> Float[Tensor, ""]:
+    """The mean over rows and heads of the Frobenius norm of the difference."""
+    return torch.linalg.matrix_norm(student - teacher).mean()
+
+
 class Distillation:
     """The loss of a student on a batch; the teacher is no part of the module that is trained.
 
     Args:
         teacher: The teacher; its weights do not change.
-        config: What is compared, and the temperature.
+        config: What is compared, the temperature, and where the teacher's outputs are kept.
     """
 
-    def __init__(self, teacher: LanguageModel, config: TrainConfig) -> None:
+    def __init__(self, teacher: Teacher, config: TrainConfig) -> None:
         self.teacher, self.match = teacher.eval().requires_grad_(False), config.match
-        self.temperature = config.temperature
+        self.temperature, folder = config.temperature, config.teacher_outputs
+        self.outputs = Outputs(folder, teacher_hash(config.teacher) if folder else "")
 
     def __call__(
         self,
@@ -88,8 +104,7 @@ class Distillation:
         asked = targets != IGNORE
         if self.match == "logits":
             own = student(tokens, starts=starts).float()
-            with torch.no_grad():
-                its = self.teacher(tokens, starts=starts).float()
+            its = self._logits(tokens, starts)
             return logits_loss(own[asked], its[asked], self.temperature).sum()
         losses = [*self._layers(student, tokens)]
         total = torch.stack(losses).sum()
@@ -97,25 +112,77 @@ class Distillation:
             total = SQUARES / len(losses) * total
         return total * asked.sum()
 
+    @torch.no_grad()
+    def _logits(self, tokens: Tensor, starts: Any) -> Tensor:
+        batch = [tokens] if starts is None else [tokens, starts]
+        found = self.outputs.of(
+            "logits", batch, lambda: {"logits": self.teacher(tokens, starts=starts).float()}
+        )
+        return found["logits"]
+
+    @torch.no_grad()
+    def _streams(self, tokens: Tensor, blocks: set[int]) -> Mapping[str, Tensor]:
+        """The teacher's inputs of some blocks, by their numbers."""
+
+        def compute() -> Mapping[str, Tensor]:
+            assert isinstance(self.teacher, LanguageModel)
+            streams = zip(range(max(blocks) + 1), self.teacher.streams(tokens), strict=False)
+            return {str(block): stream for block, stream in streams if block in blocks}
+
+        return self.outputs.of(f"streams {sorted(blocks)}", [tokens], compute)
+
     def _layers(self, student: LanguageModel, tokens: Tensor) -> Iterator[Tensor]:
         """The loss of each replaced layer that can be trained."""
-        with torch.no_grad():
-            streams = self.teacher.hidden_states(tokens)
-        for block, branch, other in replaced(student, self.teacher):
-            if not any(weight.requires_grad for weight in branch.layer.parameters()):
-                continue
-            if self.match == "blocks":
-                end = _end(student, block)
-                own = streams[block]
+        assert isinstance(self.teacher, LanguageModel)
+        found = [
+            (block, _end(student, block), branch, other)
+            for block, branch, other in replaced(student, self.teacher)
+            if any(weight.requires_grad for weight in branch.layer.parameters())
+        ]
+        whole = self.match == "blocks"
+        needed = {place for block, end, *_ in found for place in ([block, end][: 1 + whole])}
+        streams = self._streams(tokens, needed)
+        for block, end, branch, other in found:
+            own = streams[str(block)]
+            if whole:
                 for link in student.stack.links[block:end]:
                     own = link(own)
-                yield distance(own, streams[end])
-                continue
-            with torch.no_grad():
-                x, _ = other.enter(streams[block])
-                its = other.layer(x)
-            own = branch.layer(x)
-            yield F.mse_loss(own, its) if self.match == "squares" else distance(own, its)
+                yield distance(own, streams[str(end)])
+            else:
+                with torch.no_grad():
+                    x, _ = other.enter(own)
+                yield self._layer(branch.layer, other.layer, x)
+
+    def _layer(self, layer: AnyLayer, old: AnyLayer, x: Tensor) -> Tensor:
+        """The loss of a layer on its input."""
+        if self.match == "mixing":
+            return _mixing_loss(layer, old, x)
+        with torch.no_grad():
+            its = old(x)
+        own = layer(x)
+        return F.mse_loss(own, its) if self.match == "squares" else distance(own, its)
+
+
+def _mixing_loss(layer: AnyLayer, old: AnyLayer, x: Tensor) -> Tensor:
+    parts, heads = beside(layer, old)
+    with torch.no_grad():
+        its = _mixer(old).mixing(x)[:, heads]
+    own = torch.cat([_mixer(part).mixing(x) for part in parts], dim=1)
+    if own.shape != its.shape:
+        raise InputError(
+            f"match=mixing compares heads with those that they replace: a new layer has "
+            f"{own.shape[1]} for {its.shape[1]}; give it as many, or take match=outputs"
+        )
+    return matrix_distance(own, its)
+
+
+def _mixer(layer: AnyLayer) -> MixesValues:
+    if isinstance(layer, MixesValues):
+        return layer
+    raise InputError(
+        "match=mixing needs layers whose heads sum values with weights, got "
+        f"{type(layer).__name__}: take match=outputs"
+    )
 
 
 def _end(model: LanguageModel, block: int) -> int:
@@ -127,16 +194,17 @@ def _end(model: LanguageModel, block: int) -> int:
 
 
 @contextmanager
-def frozen(model: AnyModel, config: TrainConfig, teacher: LanguageModel | None) -> Iterator[None]:
+def frozen(model: AnyModel, config: TrainConfig, teacher: Teacher | None) -> Iterator[None]:
     """Freeze the weights that are not trained, and free them at the end.
 
     Raises:
         InputError: If ``freeze`` fits no weight.
     """
-    names = dict(model.named_parameters())
-    fixed = {weight for pattern in config.freeze.split() for weight in _named(names, pattern)}
-    if teacher is not None and config.match != "logits":
+    patterns = config.freeze.split()
+    fixed = {weight for pattern in patterns for weight in named(model, "freeze", pattern)}
+    if config.match != "logits":
         assert isinstance(model, LanguageModel)
+        assert isinstance(teacher, LanguageModel)
         fixed |= {*model.parameters()} - _trained(model, teacher, config.match)
     changed = [weight for weight in fixed if weight.requires_grad]
     for weight in changed:
@@ -148,8 +216,8 @@ def frozen(model: AnyModel, config: TrainConfig, teacher: LanguageModel | None) 
             weight.requires_grad_(True)
 
 
-def read_teacher(model: AnyModel, config: TrainConfig) -> LanguageModel | None:
-    """The model in the folder ``teacher``, in float32 on the device of the student, if one is set.
+def read_teacher(model: AnyModel, config: TrainConfig) -> Teacher | None:
+    """The teacher, in float32 on the device of the student, if one is set.
 
     Raises:
         InputError: If there is none, or what is compared with it does not exist in both models.
@@ -158,14 +226,30 @@ def read_teacher(model: AnyModel, config: TrainConfig) -> LanguageModel | None:
         return None
     if not isinstance(model, LanguageModel):
         raise InputError("only language models have teachers: leave out teacher")
-    device = model.embedding.weight.device
-    teacher, _ = load_run(config.teacher, device=device, dtype=torch.float32)
+    teacher = load_teacher(config.teacher, model.embedding.weight.device)
+    ours = teacher if isinstance(teacher, LanguageModel) else None
     own, its = model.config.vocab_size, teacher.config.vocab_size
     if own != its:
         raise InputError(f"a teacher must have the tokens of its student, {own}, got {its}")
     if config.match != "logits":
-        _check_layers(model, teacher, config)
+        if ours is None:
+            raise InputError(
+                f"match={config.match} compares layers, which a teacher of transformers does not "
+                "show: give its folder without hf:, or take match=logits"
+            )
+        _check_layers(model, ours, config)
     return teacher
+
+
+def share_weights(model: AnyModel, teacher: Teacher | None) -> None:
+    """Keep frozen weights that are equal to the teacher's once for both."""
+    if not isinstance(teacher, LanguageModel):
+        return
+    own = dict(model.named_parameters())
+    for name, weight in teacher.named_parameters():
+        same = own.get(name)
+        if same is not None and not same.requires_grad and torch.equal(same, weight):
+            weight.data = same.data
 
 
 def _check_layers(model: LanguageModel, teacher: LanguageModel, config: TrainConfig) -> None:
@@ -177,14 +261,6 @@ def _check_layers(model: LanguageModel, teacher: LanguageModel, config: TrainCon
         )
     if config.parallel == "fsdp" or config.shard not in (None, 1):
         raise InputError(f"match={config.match} calls single layers, which fsdp does not allow")
-
-
-def _named(names: dict[str, nn.Parameter], pattern: str) -> list[nn.Parameter]:
-    found = [weight for name, weight in names.items() if fnmatchcase(name, pattern)]
-    if not found:
-        some = ", ".join([*names][:3])
-        raise InputError(f"freeze={pattern!r:.60} fits no weight: names are such as {some}")
-    return found
 
 
 def _trained(model: LanguageModel, teacher: LanguageModel, match: str) -> set[nn.Parameter]:

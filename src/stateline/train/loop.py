@@ -18,13 +18,12 @@ from stateline.files import append_line, finite
 from stateline.generate.session import OutputIsNaN, check_model
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
-from stateline.models.language_model import LanguageModel
 from stateline.settings import check_kind
 from stateline.tasks.base import Task
 from stateline.train.batches import Batches
 from stateline.train.checkpoint import Save
 from stateline.train.config import TrainConfig
-from stateline.train.distillation import frozen, read_teacher
+from stateline.train.distillation import frozen, read_teacher, share_weights
 from stateline.train.fit import check_fit, check_schedule
 from stateline.train.folder import CHECKPOINTS, found
 from stateline.train.metrics import (
@@ -42,6 +41,7 @@ from stateline.train.parts import Copies
 from stateline.train.processes import Processes, own_rows
 from stateline.train.restore import read
 from stateline.train.same_run import check_alike, identity, settings_that_count
+from stateline.train.teacher import Teacher
 from stateline.train.update import Updater
 from stateline.train.usage import Usage
 
@@ -98,6 +98,7 @@ def train(
         trainer = Trainer(model, task, config, processes, folder, run, teacher)
         with closing(trainer.batches), _in_training(model, config):
             trainer.resume()
+            share_weights(model, teacher)
             trainer.run(on_log, interrupted)
             trainer.finish()
     return TrainResult(**vars(trainer.progress), curve=trainer.curve)
@@ -129,7 +130,7 @@ class Trainer:
         processes: Processes,
         folder: Path | None,
         run: Any,
-        teacher: LanguageModel | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise InputError(

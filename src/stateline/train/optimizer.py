@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from stateline.errors import InputError
 from stateline.layers.linear import Linear
 from stateline.train.config import TrainConfig
 
@@ -17,6 +19,20 @@ MATRICES = "matrices"
 
 AVERAGE = "average"
 """Name of the running mean of a parameter among its moments."""
+
+
+def named(model: nn.Module, setting: str, pattern: str) -> list[nn.Parameter]:
+    """The weights whose names fit a pattern of a setting.
+
+    Raises:
+        InputError: If there are none.
+    """
+    names = dict(model.named_parameters())
+    found = [weight for name, weight in names.items() if fnmatchcase(name, pattern)]
+    if not found:
+        some = ", ".join([*names][:3])
+        raise InputError(f"{setting}={pattern!r:.60} fits no weight: names are such as {some}")
+    return found
 
 
 def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
@@ -35,6 +51,9 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
     Returns:
         The groups that have parameters, for a PyTorch optimizer, each with its name, its weight
         decay and its highest learning rate, as ``lr`` and as ``peak``, which schedules leave.
+
+    Raises:
+        InputError: If ``rates`` names no weight.
     """
     members: dict[str, list[nn.Parameter]] = {"decay": [], MATRICES: [], "no_decay": [], "ssm": []}
     matrices = _hidden_matrices(model) if OPTIMIZERS[config.optimizer].matrices else set()
@@ -52,19 +71,27 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
     if config.ssm_lr is None:
         peaks["ssm"] = min(1e-3, config.lr)
     rows = _rows_of_maps(model, heads=config.muon_heads)
-    rates = {name: peaks.get(name) or config.lr for name in members}
     decayed_groups = members if config.decay_all else ("decay", MATRICES)
+    given = {
+        parameter: rate
+        for pattern, rate in reversed(config.named_rates)
+        for parameter in named(model, "rates", pattern)
+    }
+    groups: dict[tuple[str, float], list[nn.Parameter]] = {}
+    for name, parameters in members.items():
+        for parameter in parameters:
+            rate = given.get(parameter, peaks.get(name) or config.lr)
+            groups.setdefault((name, rate), []).append(parameter)
     return [
         {
             "name": name,
             "params": parameters,
-            "lr": rates[name],
-            "peak": rates[name],
+            "lr": rate,
+            "peak": rate,
             "weight_decay": config.weight_decay if name in decayed_groups else 0.0,
             **({"rows": [rows.get(p, ()) for p in parameters]} if name == MATRICES else {}),
         }
-        for name, parameters in members.items()
-        if parameters
+        for (name, rate), parameters in groups.items()
     ]
 
 

@@ -145,12 +145,18 @@ class Processes:
             )
         return shards
 
-    def wrap(self, segment: Segment, shards: int) -> nn.Module:
-        """The segment for all processes; its model is sharded in place among ``shards`` of them."""
+    def wrap(self, segment: Segment, shards: int, partial: bool = False) -> nn.Module:
+        """The segment for all processes; its model is sharded in place among ``shards`` of them.
+
+        Args:
+            segment: The segment.
+            shards: The number of processes that hold one copy of the model together.
+            partial: Whether some weights take no part in the loss.
+        """
         if self.count == 1:
             return segment
         if shards == 1:
-            return DistributedDataParallel(segment)
+            return DistributedDataParallel(segment, find_unused_parameters=partial)
         shard(segment.model, self._mesh(shards), segment.dtype)
         return segment
 

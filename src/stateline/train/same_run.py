@@ -23,6 +23,7 @@ FREE = (
     "compile",
     "checkpoint_activations",
     "loss_chunk",
+    "teacher_outputs",
 )
 """Settings that may change when a run continues: they affect what it learns only by rounding."""
 

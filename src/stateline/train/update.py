@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from stateline.devices import log_bfloat16_rate
 from stateline.layers.state import detach, trim
 from stateline.models.factory import AnyModel
-from stateline.models.language_model import LanguageModel
 from stateline.tasks.base import Task
 from stateline.train.batches import MicroBatch, positions_after
 from stateline.train.chunked_loss import chunked
@@ -22,6 +21,7 @@ from stateline.train.metrics import NotFinite
 from stateline.train.optimizer import make_optimizer, move_averages
 from stateline.train.processes import Processes
 from stateline.train.segment import Segment
+from stateline.train.teacher import Teacher
 
 
 class Updater:
@@ -48,7 +48,7 @@ class Updater:
         task: Task,
         config: TrainConfig,
         processes: Processes,
-        teacher: LanguageModel | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.model, self.task, self.config, self.processes = model, task, config, processes
         if config.precision == "bfloat16" and processes.device.type == "cpu":
@@ -59,7 +59,7 @@ class Updater:
         self.gives_loss = loss is not None or distillation is not None
         if config.compile:
             segment.compile()
-        self.segment = processes.wrap(segment, processes.shards(config))
+        self.segment = processes.wrap(segment, processes.shards(config), config.match == "mixing")
         self.optimizer = make_optimizer(model, config)
         self.parameters = list(model.parameters())
         self.mixtures: list[Any] = [

@@ -19,10 +19,12 @@ from stateline.layers.linear import Linear, scaled_linear
 from stateline.layers.mixers.heads import (
     HeadMaps,
     HeadSettings,
+    MixesValues,
     RotatesHeads,
     appended,
     joined,
     scaled,
+    weights_of,
 )
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import (
@@ -90,7 +92,7 @@ class AttentionSettings(HeadSettings):
     out_scale: float = 1.0
 
 
-class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
+class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, MixesValues):
     r"""Multi-head causal attention.
 
     .. math::
@@ -179,6 +181,12 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext):
         """Keys and values of given vectors."""
         _, k, v, _ = self._project(x, positions)
         return Context(k, v)
+
+    def mixing(self, x: Tensor) -> Tensor:
+        """The weights of the softmax, without dropout."""
+        q, k, v, _ = self._project(x, torch.arange(x.shape[1], device=x.device)[None])
+        mask = AttentionMask(None, *self.scheme())
+        return weights_of(lambda values: attention(q, k, values, mask), v)
 
     def head_maps(self) -> HeadMaps:
         """The maps to queries, keys and values; heads that share keys have them each."""

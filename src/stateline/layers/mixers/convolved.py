@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, records
 from stateline.layers.documents import Documents, mask_of
-from stateline.layers.mixers.heads import HeadMaps, TakesHeads
+from stateline.layers.mixers.heads import HeadMaps, MixesValues, TakesHeads, weights_of
 from stateline.layers.mixers.short_conv import ShortConv
 
 
@@ -73,7 +73,19 @@ class ConvolvedRecurrence(SequenceLayer[Any]):
         return self.read(self.ops[2](*inputs, state[1]), *needed)
 
 
-class ConvolvedHeads(ConvolvedRecurrence, TakesHeads):
+class ConvolvedValues(ConvolvedRecurrence, MixesValues):
+    """A recurrence of which each head sums values; abstract, as :class:`ConvolvedRecurrence`."""
+
+    def mixing(self, x: Tensor) -> Tensor:
+        """What the recurrence makes of the convolved values."""
+        state = self.init_state(len(x))
+        mixed, *others = self.project(x)
+        mixed, _ = self.conv.forward_chunk(mixed, state.conv)
+        (signals,), _ = self.signals(mixed, *others)
+        return weights_of(lambda v: self.scan(signals._replace(v=v), state[1])[0], signals.v)
+
+
+class ConvolvedHeads(ConvolvedValues, TakesHeads):
     """A recurrence whose first map gives queries, keys and values, in this order, of heads.
 
     Abstract, as :class:`ConvolvedRecurrence`.

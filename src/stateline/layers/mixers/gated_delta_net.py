@@ -162,6 +162,15 @@ class GatedDeltaNet(ConvolvedHeads):
         y, s = gated_delta_rule(GatedDeltaSignals(q, k, v, log_decay, beta), s, starts=starts)
         return y[:, others::n], s
 
+    def mixing(self, x: Tensor) -> Tensor:
+        """What the recurrence makes of the convolved values, of one product."""
+        if self.n_products > 1:
+            raise InputError(
+                f"the values of a token have one weight for n_products=1 alone, got "
+                f"n_products={self.n_products}: leave out match=mixing"
+            )
+        return super().mixing(x)
+
     def flops_per_token(self, length: int) -> float:
         """Projections, convolution, products with the state, and the system of a chunk."""
         keys = self.n_heads * self.d_key

@@ -1,7 +1,7 @@
 """Shared parts of attention layers: heads, biases of projections, rotary positions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -103,6 +103,35 @@ class TakesHeads(ABC):
         Returns:
             Whether they were taken.
         """
+
+
+class MixesValues(ABC):
+    """A layer whose heads give sums of values, with weights that follow from the input."""
+
+    @abstractmethod
+    def mixing(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch head length length"]:
+        """The weight of the value of each position (last axis) at each position, in every head.
+
+        What comes after the sum, such as norms and gates, is no part of it.
+        """
+
+
+def weights_of(
+    mix: Callable[[Float[Tensor, "batch length head width"]], Tensor],
+    like: Float[Tensor, "batch length head width"],
+) -> Float[Tensor, "batch head length length"]:
+    """The weights of a linear function of values: its outputs, where the values are unit vectors.
+
+    Args:
+        mix: The function.
+        like: Values; the function is given values of their shape and kind.
+    """
+    length, width = like.shape[1], like.shape[3]
+    units = F.pad(torch.eye(length, dtype=like.dtype, device=like.device), (0, -length % width))
+    parts = [mix(part[None, :, None].expand_as(like)) for part in units.split(width, dim=1)]
+    return torch.cat(parts, dim=-1)[..., :length].transpose(1, 2)
 
 
 class RotatesHeads(nn.Module):

@@ -14,7 +14,7 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.heads import head_sizes
+from stateline.layers.mixers.heads import MixesValues, head_sizes, weights_of
 from stateline.ops import (
     LinearSignals,
     linear_attention,
@@ -51,7 +51,7 @@ class LinearAttentionState(NamedTuple):
     s: Float[Tensor, "batch head feature d_value"]
 
 
-class MatrixAttention(SequenceLayer[Any]):
+class MatrixAttention(SequenceLayer[Any], MixesValues):
     """Linear attention, with or without a decay; its state is one matrix per head.
 
     Abstract: subclasses say which queries, keys, values and decays follow from the input, and how
@@ -87,6 +87,23 @@ class MatrixAttention(SequenceLayer[Any]):
     def after(self, state: Any, s: Tensor, gate: Any) -> Any:  # noqa: ARG002
         """The state after the tokens; its matrices are ``s``."""
         return state._replace(s=s)
+
+    def mixing(self, x: Tensor) -> Tensor:
+        """The products of queries and decayed keys, normalised if the layer does so."""
+        state = self.init_state(len(x))
+        q, k, v, decay, gate = self.signals(x, state)
+        weights = weights_of(
+            lambda values: linear_attention(LinearSignals(q, k, values, decay), state.s)[0], v
+        )
+        return self.normalised(weights, gate)
+
+    def normalised(
+        self,
+        weights: Float[Tensor, "batch head length length"],
+        gate: Any,  # noqa: ARG002
+    ) -> Tensor:
+        """The weights of values, from the products of queries and keys."""
+        return weights
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:  # noqa: ARG002
         """Zero state."""
@@ -166,7 +183,8 @@ class LinearAttention(MatrixAttention):
 
     Args:
         d_model: Width of input and output.
-        n_heads: Number of heads; must divide ``d_model``.
+        n_heads: Number of heads; must divide ``d_model`` unless ``d_head`` is given.
+        d_head: Width of a head; by default ``d_model / n_heads``.
         feature: The map :math:`\phi`: ``elu`` (plus one, always positive), ``relu``, ``identity``,
             ``taylor`` or ``random``.
         n_features: Number of random features; by default :math:`d_{head} \ln d_{head}`.
@@ -190,11 +208,12 @@ class LinearAttention(MatrixAttention):
         d_model: int,
         *,
         n_heads: Count = 4,
+        d_head: Count | None = None,
         feature: Feature = "elu",
         n_features: Count | None = None,
         normalise: bool = True,
     ) -> None:
-        _, self.d_head = head_sizes(d_model, n_heads, None, None)
+        _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
         super().__init__(d_model, n_heads, self.d_head, self.d_head + normalise)
         if n_features is not None and feature != "random":
             raise InputError(f"n_features is for feature='random' alone, got {feature=}")
@@ -210,12 +229,15 @@ class LinearAttention(MatrixAttention):
             self.register_buffer("projection", _directions(self.n_features, self.d_head))
         elif feature == "taylor":
             self.d_key = 1 + self.d_head + self.d_head**2
-        self.qkv = Linear(d_model, [d_model] * 3, bias=False, heads=n_heads)
-        self.out_proj = Linear(d_model, d_model, bias=False)
+        inner = n_heads * self.d_head
+        self.qkv = Linear(d_model, [inner] * 3, bias=False, heads=n_heads)
+        self.out_proj = Linear(inner, d_model, bias=False)
 
     def flops_per_token(self, length: int) -> float:
         """Projections, products with the state, attention inside a chunk, and random features."""
-        features = 4.0 * self.n_features * self.d_model if self.feature == "random" else 0
+        features = (
+            4.0 * self.n_features * self.n_heads * self.d_head if self.feature == "random" else 0
+        )
         return super().flops_per_token(length) + features
 
     def signals(self, x: Tensor, *_: Any) -> tuple[Any, ...]:
@@ -230,6 +252,10 @@ class LinearAttention(MatrixAttention):
         if self.normalise:
             y = y[..., :-1] / (y[..., -1:] + EPS)
         return self.out_proj(y.flatten(-2))
+
+    def normalised(self, weights: Tensor, gate: None) -> Tensor:  # noqa: ARG002
+        """Divided by their sum."""
+        return weights / (weights.sum(-1, keepdim=True) + EPS) if self.normalise else weights
 
     def _random_features(self, x: Float[Tensor, "*shape d_head"]) -> Tensor:
         x = x / self.d_head**0.25

@@ -13,7 +13,7 @@ from stateline.errors import InputError
 from stateline.layers.base import accumulates, zeros
 from stateline.layers.decoder import prepared
 from stateline.layers.linear import scaled_linear
-from stateline.layers.mixers.convolved import ConvolvedRecurrence
+from stateline.layers.mixers.convolved import ConvolvedValues
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
@@ -99,7 +99,7 @@ class Mamba2Settings(Settings):
     out_scale: float = 1.0
 
 
-class Mamba2(ConvolvedRecurrence):
+class Mamba2(ConvolvedValues):
     r"""Selective state space layer in the form dual to attention (SSD).
 
     .. math::
@@ -192,6 +192,11 @@ class Mamba2(ConvolvedRecurrence):
         b, c = (t.unflatten(-1, (self.n_groups, self.d_state)) for t in (b, c))
         u = u.unflatten(-1, (self.n_heads, self.d_head))
         return [LinearSignals(c, b, dt[..., None] * u, dt * self.transition())], (u, z)
+
+    def mixing(self, x: Tensor) -> Tensor:
+        """The weights of u: steps and the skip connection are a part of them."""
+        steps, skip = self.project(x)[1].mT[..., None, :], self.skip[:, None]
+        return super().mixing(x) * steps + torch.diag_embed(skip.expand(-1, x.shape[1]))
 
     def read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
         """Add the skip connection, gate, and normalise."""

@@ -149,6 +149,13 @@ class MLSTM(MatrixAttention):
         normed = F.layer_norm(y[..., :-1], (self.d_value,), eps=self.norm_eps) * self.norm_weight
         return self.out_proj(normed.flatten(-2).to(output.dtype) * output.sigmoid())
 
+    def normalised(self, weights: Tensor, gate: tuple[Tensor, Tensor]) -> Tensor:
+        """Divided as the values are in :meth:`read`."""
+        least = (-gate[1]).exp().mT[..., None]
+        return weights / (
+            torch.maximum(weights.sum(-1, keepdim=True).abs(), least) + self.divisor_eps
+        )
+
     def after(self, state: MLSTMState, s: Tensor, gate: tuple[Tensor, Tensor]) -> MLSTMState:
         """The sums and their scale after the tokens."""
         m = gate[1]

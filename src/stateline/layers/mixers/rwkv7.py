@@ -59,7 +59,8 @@ class RWKV7(SequenceLayer[RWKV7State], TakesHeads):
 
     Args:
         d_model: Width of input and output.
-        n_heads: Number of heads; must divide ``d_model``.
+        n_heads: Number of heads; must divide ``d_model`` unless ``d_head`` is given.
+        d_head: Width of a head; by default ``d_model / n_heads``.
         rank: Rank of the maps to w and a.
         gate_rank: Rank of the map to the gate; by default twice ``rank``.
 
@@ -84,28 +85,34 @@ class RWKV7(SequenceLayer[RWKV7State], TakesHeads):
     )
 
     def __init__(
-        self, d_model: int, *, n_heads: Count = 4, rank: Count = 32, gate_rank: Count | None = None
+        self,
+        d_model: int,
+        *,
+        n_heads: Count = 4,
+        d_head: Count | None = None,
+        rank: Count = 32,
+        gate_rank: Count | None = None,
     ) -> None:
         super().__init__(d_model)
-        _, self.d_head = head_sizes(d_model, n_heads, None, None)
+        _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
         check_normalised(d_model, n_heads, self.d_head)
-        self.n_heads, self.rank = n_heads, rank
+        self.n_heads, self.rank, inner = n_heads, rank, n_heads * self.d_head
         self.gate_rank = 2 * rank if gate_rank is None else gate_rank
-        place = torch.linspace(0, 1, d_model)
-        self.mix = nn.Parameter(1 - place.repeat(len(MIXED), 1) ** 0.5)
-        self.r_proj, self.k_proj, self.v_proj, self.out_proj = (
-            Linear(d_model, d_model, bias=False) for _ in range(4)
+        self.mix = nn.Parameter(1 - torch.linspace(0, 1, d_model).repeat(len(MIXED), 1) ** 0.5)
+        self.r_proj, self.k_proj, self.v_proj = (
+            Linear(d_model, inner, bias=False) for _ in range(3)
         )
+        self.out_proj = Linear(inner, d_model, bias=False)
         self.decay_in, self.rate_in = (Linear(d_model, rank, bias=False) for _ in range(2))
-        self.decay_out, self.rate_out = (Linear(rank, d_model, bias=False) for _ in range(2))
+        self.decay_out, self.rate_out = (Linear(rank, inner, bias=False) for _ in range(2))
         self.gate_in = Linear(d_model, self.gate_rank, bias=False)
-        self.gate_out = Linear(self.gate_rank, d_model, bias=False)
-        self.decay_bias = nn.Parameter(-5.5 + 6 * place)
-        self.rate_bias = nn.Parameter(torch.zeros(d_model))
-        self.removal = nn.Parameter(torch.full((d_model,), 0.71))
-        self.writing = nn.Parameter(torch.ones(d_model))
+        self.gate_out = Linear(self.gate_rank, inner, bias=False)
+        self.decay_bias = nn.Parameter(-5.5 + 6 * torch.linspace(0, 1, inner))
+        self.rate_bias = nn.Parameter(torch.zeros(inner))
+        self.removal = nn.Parameter(torch.full((inner,), 0.71))
+        self.writing = nn.Parameter(torch.ones(inner))
         self.bonus = nn.Parameter(torch.zeros(n_heads, self.d_head))
-        self.norm = nn.GroupNorm(n_heads, d_model, eps=1e-5 * self.d_head)
+        self.norm = nn.GroupNorm(n_heads, inner, eps=1e-5 * self.d_head)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> RWKV7State:  # noqa: ARG002
         """Zeros."""
@@ -152,8 +159,9 @@ class RWKV7(SequenceLayer[RWKV7State], TakesHeads):
 
     def flops_per_token(self, length: int) -> float:
         """Linear maps, products with the state, and the system of a chunk."""
-        inside = min(length, CHUNK) * 15.0 * self.d_model
-        return super().flops_per_token(length) + inside + 8.0 * self.d_head * self.d_model
+        inner = self.n_heads * self.d_head
+        inside = min(length, CHUNK) * 15.0 * inner
+        return super().flops_per_token(length) + inside + 8.0 * self.d_head * inner
 
     def _advance(
         self, x: Tensor, before: Tensor, s: Tensor, scan: Callable[..., Any], values: Values | None
@@ -174,7 +182,8 @@ class RWKV7(SequenceLayer[RWKV7State], TakesHeads):
         normed = self.norm(y.to(self.norm.weight.dtype).flatten(0, -3).flatten(1))
         bonus = (r * self.bonus * k).sum(dim=-1, keepdim=True) * v
         gate = self.gate_out(self.gate_in(x_g).sigmoid())
-        found = normed.view(x.shape) + bonus.flatten(-2)
+        bonus = bonus.flatten(-2)
+        found = normed.view(bonus.shape) + bonus
         return self.out_proj((found * gate).to(x.dtype)), after
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, flops_inside, require_same_width
 from stateline.layers.compose import ActivationCheckpointing, Composite, Stack, inside
 from stateline.layers.linear import LowRank
@@ -26,7 +27,7 @@ class ValueResidual(ActivationCheckpointing, Composite):
         rank: Rank of the maps :math:`U_l V_l`.
 
     Raises:
-        InputError: If ``rank`` is not positive.
+        InputError: If ``rank`` is not positive, or layers have values of different widths.
 
     References:
         Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025, section 4.
@@ -37,8 +38,14 @@ class ValueResidual(ActivationCheckpointing, Composite):
         require_same_width(core)
         self.core = core if isinstance(core, Stack) else Stack(core)
         self.causal, self.rank, width = core.causal, rank, core.d_model
-        later = [link for link in self.links if isinstance(inside(link), RWKV7)][1:]
-        self.mixes = nn.ModuleList(LowRank(width, rank, width, bias=True) for _ in later)
+        mixed = [layer for link in self.links if isinstance(layer := inside(link), RWKV7)]
+        values = [layer.v_proj.out_features for layer in mixed]
+        if len({*values}) > 1:
+            raise InputError(
+                f"value_residual needs values of one width in all layers, got {values}: give all "
+                "rwkv7 the same n_heads and d_head"
+            )
+        self.mixes = nn.ModuleList(LowRank(width, rank, n, bias=True) for n in values[1:])
 
     @property
     def links(self) -> Sequence[AnyLayer]:

@@ -1,0 +1,297 @@
+"""Distillation in stages: each is a run, which starts from the model of the stage before."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from msgspec.structs import replace
+
+from stateline.errors import InputError, check_choice
+from stateline.files import check_writable, to_yaml, write_text
+from stateline.generate.hugging_face import HUGGING_FACE
+from stateline.generate.runs import load_any_run, read_model_config
+from stateline.models.config import ModelConfig
+from stateline.models.factory import meta_model
+from stateline.models.language_model import LanguageModel
+from stateline.models.pattern import parse_pattern
+from stateline.models.size import count_parameters
+from stateline.models.starts import replaced
+from stateline.runs.folder import RESULT, stored_run
+from stateline.runs.initial import settings_of
+from stateline.runs.job import Job
+from stateline.runs.results import Results, RunRecord, to_json
+from stateline.runs.single import run_single, single_job
+from stateline.runs.speed import Detail, time_jobs
+from stateline.runs.store import outline, write_results
+from stateline.runs.train import scored_as_it_is
+from stateline.tasks import Task
+from stateline.train.config import TrainConfig
+from stateline.train.loop import ALONE
+from stateline.train.metrics import COMPLETE, Metrics
+from stateline.train.processes import Processes
+
+TASK = "task"
+"""Name of the stage that learns the task's own loss, without a teacher."""
+
+STAGES = (*get_args(get_type_hints(TrainConfig)["match"]), TASK)
+"""Names of stages: what is compared with the teacher, or ``task``."""
+
+TEACHER = "teacher"
+"""Name of the teacher in results, and of the folder of its scores."""
+
+
+class Stage(NamedTuple):
+    """A stage.
+
+    Attributes:
+        name: One of ``STAGES``.
+        train: Settings of its training.
+        in_turn: Whether replaced layers are trained one after the other, each as a run, so that
+            memory holds the gradients and moments of one layer.
+    """
+
+    name: str
+    train: Mapping[str, Any]
+    in_turn: bool = False
+
+
+def read_stages(text: str) -> list[Stage]:
+    """Stages as a pattern: names with settings of their training.
+
+    Raises:
+        InputError: If the text names something else.
+
+    Example:
+        >>> read_stages("outputs(steps=500, in_turn=true) logits")
+        [Stage(name='outputs', train={'steps': 500}, in_turn=True), Stage(name='logits', \
+train={}, in_turn=False)]
+    """
+    known = {field.name for field in dataclasses.fields(TrainConfig)} - {"teacher", "match"}
+    stages = []
+    for item in parse_pattern(text):
+        check_choice("stage", item.name, STAGES)
+        if item.core or item.repeat > 1:
+            raise InputError(
+                f"a stage has settings alone, as in {item.name}(steps=500), got {text!r:.80}"
+            )
+        train = dict(item.keywords)
+        in_turn = train.pop("in_turn", False)
+        if not isinstance(in_turn, bool) or (in_turn and item.name in ("logits", TASK)):
+            raise InputError(
+                f"in_turn is true or false, and for stages that train single layers, got "
+                f"{item.name}(in_turn={in_turn})"
+            )
+        for name in train:
+            check_choice(f"setting of {item.name}", name, [*known, "in_turn"])
+        stages.append(Stage(item.name, train, in_turn))
+    return stages
+
+
+class Step(NamedTuple):
+    """A run of a stage.
+
+    Attributes:
+        folder: Its folder.
+        job: What it trains.
+        recipe: How to train it again, in YAML.
+    """
+
+    folder: Path
+    job: Job
+    recipe: str
+
+
+class Done(NamedTuple):
+    """A run of a stage, and its result."""
+
+    folder: Path
+    job: Job
+    run: RunRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class Distilling:
+    """How a student is made from its teacher.
+
+    Attributes:
+        teacher: Folder of the teacher; with ``hf:``, transformers gives its logits.
+        pattern: The layers of the student, in the places of the teacher's.
+        spec: The task with the text, such as ``tokens(path=books)``.
+        task: The same, with seed 0.
+        stages: The stages, in order.
+        train: Settings of training for all stages, which those of a stage override.
+        model: Settings of the student that differ from the teacher's.
+        folder: Folder of all runs.
+    """
+
+    teacher: str
+    pattern: str
+    spec: str
+    task: Task
+    stages: Sequence[Stage]
+    train: Mapping[str, Any]
+    model: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def start(self) -> str:
+        """Folder of the teacher's weights."""
+        return self.teacher.removeprefix(HUGGING_FACE)
+
+    def steps(self) -> Iterator[Step]:
+        """The runs; the model that one starts from must exist when the next is asked for.
+
+        Raises:
+            InputError: If there are no stages, or one cannot train the student.
+        """
+        if not self.stages:
+            raise InputError("distillation needs a stage, such as outputs or logits")
+        init = self.start
+        for number, stage in enumerate(self.stages, start=1):
+            name = f"{number}-{stage.name}"
+            for layer in self._layers() if stage.in_turn else (None,):
+                own = name if layer is None else f"{name}-layer-{layer}"
+                yield self._step(stage, init, self.folder / own, layer)
+                init = str(self.folder / own)
+
+    def _step(self, stage: Stage, init: str, folder: Path, layer: int | None) -> Step:
+        train = {**self.task.training, **self.train, **stage.train}
+        if stage.name != TASK:
+            native = stage.name != "logits"
+            train |= {"match": stage.name, "teacher": self.start if native else self.teacher}
+        if layer is not None:
+            others = [f"stack.layers.{n}.*" for n in self._layers() if n != layer]
+            train["freeze"] = " ".join(filter(None, [str(train.get("freeze", "")), *others]))
+        model = {**settings_of(read_model_config(init)), **self.model}
+        training = TrainConfig(**train)
+        job = single_job(
+            self.task, self.spec, self.pattern, model=model, training=training, init=init
+        )
+        recipe = to_yaml(
+            {"pattern": self.pattern, "init": init, "task": self.spec, "model": model}
+            | {"train": dataclasses.asdict(training)}
+        )
+        return Step(folder, job, recipe)
+
+    def _layers(self) -> list[int]:
+        """The numbers of the blocks whose layers replace others."""
+        source = read_model_config(self.start)
+        models = [meta_model(config) for config in (self._config(source), source)]
+        student, teacher = models
+        assert isinstance(student, LanguageModel)
+        assert isinstance(teacher, LanguageModel)
+        return [block for block, *_ in replaced(student, teacher)]
+
+    def _config(self, source: ModelConfig) -> ModelConfig:
+        return dataclasses.replace(source, pattern=self.pattern)
+
+    def teacher_job(self) -> Job:
+        """The teacher as a job without updates, to be scored beside its student."""
+        config = read_model_config(self.start)
+        training = TrainConfig(**{**self.task.training, **self.train})
+        size = count_parameters(config)
+        return Job(self.spec, size, config, training, init=self.start, alias=TEACHER)
+
+
+def distil(
+    plan: Distilling,
+    *,
+    command: str = "",
+    processes: Processes = ALONE,
+    on_log: Callable[[Job, Metrics], None] = lambda *_: None,
+    interrupted: Callable[[], bool] = lambda: False,
+    tell: Callable[[str], object] = lambda _: None,
+) -> list[Done]:
+    """Run all stages, or those that are missing.
+
+    Args:
+        plan: What to do.
+        command: The command that repeats it, for the record.
+        processes: The processes that share the work; each calls this function.
+        on_log: Called with every line of metrics.
+        interrupted: Called after every update; if it returns true, the run is saved and stops.
+        tell: Called with lines that tell what begins.
+
+    Returns:
+        Each run and its result; the last may be interrupted or have diverged.
+
+    Raises:
+        InputError: If a stage cannot be used, or a folder holds another run.
+    """
+    done = list[Done]()
+    for step in plan.steps():
+        check_writable(step.folder / RESULT)
+        run = stored_run(step.folder)
+        settings = json.loads(json.dumps(dataclasses.asdict(step.job.training)))
+        if run is None or run.stopped not in COMPLETE or run.training != settings:
+            run = run_single(
+                step.job,
+                step.folder,
+                task=plan.task,
+                resume=True,
+                recipe=step.recipe,
+                command=command,
+                processes=processes,
+                on_log=partial(on_log, step.job),
+                interrupted=interrupted,
+                tell=tell,
+            )
+        else:
+            tell(f"{step.folder}: done before")
+        done.append(Done(step.folder, step.job, run))
+        if run.stopped not in COMPLETE:
+            break
+    return done
+
+
+def student_record(done: Sequence[Done]) -> RunRecord:
+    """The student, with the updates and the time of all stages."""
+    runs = [one.run for one in done]
+    seconds = sum(run.seconds for run in runs)
+    tokens = sum(run.tokens_per_second * run.seconds for run in runs)
+    speed = tokens / seconds if seconds else 0.0
+    return replace(
+        runs[-1], steps=sum(run.steps for run in runs), seconds=seconds, tokens_per_second=speed
+    )
+
+
+def teacher_record(plan: Distilling, processes: Processes = ALONE) -> RunRecord:
+    """The teacher's scores on the task of its student; they are kept in its own folder."""
+    path = plan.folder / TEACHER
+    found = stored_run(path)
+    if found is None or found.task != plan.spec:
+        job = plan.teacher_job()
+        model = load_any_run(plan.start, device=processes.device)
+        found = scored_as_it_is(job, plan.task, model, processes)
+        if processes.main:
+            write_text(path / RESULT, to_json(found))
+    return found
+
+
+def write_report(
+    plan: Distilling,
+    done: Sequence[Done],
+    *,
+    command: str = "",
+    timing: Detail = "short",
+    processes: Processes = ALONE,
+) -> Results:
+    """Score the teacher, time both models, and write ``results.json``, as a comparison of both.
+
+    Args:
+        plan: What was done.
+        done: All runs of :func:`distil`.
+        command: The command that repeats it.
+        timing: What is timed, see :func:`~stateline.runs.speed.cells`.
+        processes: This process alone.
+    """
+    jobs = [plan.teacher_job(), done[-1].job]
+    begun = outline(jobs, {plan.spec: plan.task}, command)
+    runs = [teacher_record(plan, processes), replace(student_record(done), model=jobs[-1].label)]
+    speed = time_jobs(jobs, plan.folder, processes.device, timing)
+    results = replace(begun, runs=runs, speed=speed, finished=True)
+    write_results(plan.folder, results)
+    return results

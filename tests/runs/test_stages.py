@@ -1,0 +1,128 @@
+"""A transformer becomes a hybrid in stages, each a run that can go on."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stateline.cli import main
+from stateline.errors import InputError
+from stateline.models.checkpoint import load_any, save_model
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.reports import merge
+from stateline.runs import stages
+from stateline.runs.folder import read_results
+from stateline.runs.stages import Stage, read_stages
+from stateline.tasks import make_task
+
+TASK = "copying(max_len=5, batch_size=4)"
+OLD = "attention(position=rope)*2"
+NEW = "attention(position=rope) gated_delta_net(expand_v=1)"
+STAGES = "mixing(steps=2) outputs(steps=2, in_turn=true) logits(steps=2) task(steps=1)"
+FOLDERS = ["1-mixing", "2-outputs-layer-2", "3-logits", "4-task"]
+
+
+def make_teacher(path: Path) -> None:
+    torch.manual_seed(0)
+    save_model(LanguageModel(make_task(TASK).model_config(OLD, {"d_model": 16})), path)
+
+
+def distilled(folder: Path, *more: str, teacher: str = "teacher", pattern: str = NEW) -> int:
+    command = ["distill", teacher if ":" in teacher else str(folder / teacher)]
+    command += ["--pattern", pattern, "--train.warmup_steps", "0", "--train.eval_every", "0"]
+    return main([*command, "--timing", "none", "--device", "cpu", *more])
+
+
+def arguments(folder: Path, stages: str = STAGES) -> list[str]:
+    return ["--task", TASK, "--stages", stages, "--out", str(folder / "out")]
+
+
+@pytest.mark.slow
+def test_every_stage_is_a_run_and_a_second_start_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_teacher(tmp_path / "teacher")
+    assert distilled(tmp_path, *arguments(tmp_path)) == 0
+    out = tmp_path / "out"
+    assert [name for name in FOLDERS if (out / name / "result.json").exists()] == FOLDERS
+    weights = [load_any(out / name).state_dict() for name in FOLDERS]
+    first = load_any(tmp_path / "teacher").state_dict()
+    name = "stack.layers.0.layer.qkv.weight"
+    assert [own[name].equal(first[name]) for own in weights] == [True, True, False, False]
+    results = read_results(out)
+    assert results.models == ["teacher", NEW]
+    teacher, student = results.runs
+    assert (teacher.steps, student.steps) == (0, 7)
+    assert all(run.by_position or run.by_length for run in results.runs)
+    states = [entry.state_bytes[4096] for entry in results.speed]
+    assert states[1] < 0.6 * states[0]
+    assert "report.html" in capsys.readouterr().out
+
+    monkeypatch.setattr(stages, "run_single", None)
+    assert distilled(tmp_path, *arguments(tmp_path)) == 0
+    assert capsys.readouterr().out.count("done before") == len(FOLDERS)
+    twice = merge({"a": results, "b": results})
+    assert [model for model in twice.models if "teacher" in model] == ["teacher"]
+
+
+@pytest.mark.slow
+def test_a_teacher_that_has_changed_makes_another_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_teacher(tmp_path / "teacher")
+    assert distilled(tmp_path, *arguments(tmp_path, "logits(steps=2)")) == 0
+    model = load_any(tmp_path / "teacher")
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    save_model(model, tmp_path / "teacher")
+    (tmp_path / "out" / "1-logits" / "result.json").unlink()
+    assert distilled(tmp_path, *arguments(tmp_path, "logits(steps=2)")) == 2
+    assert "comes from a run with other settings: teacher" in capsys.readouterr().err
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_a_teacher_of_transformers_gives_the_logits_of_ours(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    vocab_size = make_task(TASK).vocab_size
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": vocab_size}
+    config = transformers.LlamaConfig(**sizes, **heads, initializer_range=0.2)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    pattern = "attention(position=rope, n_kv_heads=2) gated_delta_net(d_key=4, expand_v=1)"
+    losses = []
+    for spec in (str(tmp_path / "llama"), f"hf:{tmp_path / 'llama'}"):
+        out = tmp_path / f"out{len(losses)}"
+        more = ["--task", TASK, "--stages", "logits(steps=2, log_every=1)", "--out", str(out)]
+        assert distilled(tmp_path, *more, teacher=spec, pattern=pattern) == 0
+        losses.append([point.loss for point in read_results(out).runs[1].curve])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_stages_are_read_with_their_settings() -> None:
+    assert read_stages(STAGES) == [
+        Stage("mixing", {"steps": 2}),
+        Stage("outputs", {"steps": 2}, in_turn=True),
+        Stage("logits", {"steps": 2}),
+        Stage("task", {"steps": 1}),
+    ]
+    for text, message in (
+        ("logit", "logit"),
+        ("logits(teacher=x)", "teacher"),
+        ("logits(in_turn=true)", "in_turn is true or false, and for stages that train single"),
+        ("outputs(h3)", "a stage has settings alone"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_stages(text)
+
+
+def test_a_distillation_needs_one_kind_of_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(LanguageModel(ModelConfig("lstm", 4, d_model=4)), tmp_path / "teacher")
+    assert distilled(tmp_path) == 2
+    assert "give either --text or --task" in capsys.readouterr().err
+    assert distilled(tmp_path, "--task", TASK, "--stages", "none") == 2
+    assert "stage" in capsys.readouterr().err
