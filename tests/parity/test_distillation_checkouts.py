@@ -69,10 +69,10 @@ def test_the_mixing_matrix_of_mamba2_is_that_of_mohawk(
     pytest.importorskip("einops")
     official = load("discrete_mamba2_ref", path, monkeypatch)
     torch.manual_seed(0)
-    layer = Mamba2(16, expand=1, d_head=4, d_state=8, n_groups=4)
+    layer = Mamba2(16, expand=1, d_head=4, d_state=8, n_groups=4).double()
     nn.init.zeros_(layer.a_log)  # steps alone decide how much is kept, as in the official layer
     nn.init.normal_(layer.skip)
-    x = torch.randn(2, 11, 16)
+    x = torch.randn(2, 11, 16, dtype=torch.float64)
     with torch.no_grad():
         mixed, steps, _ = layer.project(x)
         (signals,), _ = layer.signals(layer.conv(mixed), steps, x.new_zeros(2, 11, 16))
