@@ -10,6 +10,7 @@ Then short texts are asked for alone, and while a prompt of a million tokens is 
 import argparse
 import json
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 from stateline import LanguageModel, ModelConfig, save_model
+from stateline.data import ByteTokenizer
 from stateline.generate import generate
 
 
@@ -67,7 +69,7 @@ def client(
             wrong.append(f"{kind}: {status} {str(body)[:200]}")
         elif kind == "greedy":
             wanted = generate(model, torch.tensor([tokens]), new)[0]
-            text = bytes(wanted.tolist()).decode(errors="replace")
+            text = re.sub("[\ud800-\udfff]", "\ufffd", ByteTokenizer().decode(wanted.tolist()))
             if body["choices"][0]["text"] != text:
                 wrong.append(f"another text: {body['choices'][0]['text']!r} for {text!r}")
 
@@ -97,6 +99,7 @@ def beside(url: str, length: int, count: int) -> None:
         assert status == 200
         return time.perf_counter() - begin
 
+    ask(url, {"prompt": [97] * 3000, "max_tokens": 8})  # compiles what is not compiled yet
     alone = [short(n) for n in range(count)]
     said: list[int] = []
     prompt = [97 + n % 26 for n in range(length)]

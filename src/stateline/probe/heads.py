@@ -210,11 +210,16 @@ def _count(network: Network, layer: int) -> int:
 
 
 def _loss(layer: int, head: int, whole: Scores, without: Scores) -> Loss:
-    """Means and standard errors of the paired differences."""
+    """Means and standard errors of the paired differences.
+
+    That of the match is not below the error of a share of 1 in n + 2, for no answer may have
+    changed.
+    """
     fall = torch.stack([whole[0] - without[0], without[1] - whole[1]]).double()
     n = fall.shape[1]
     errors = fall.std(dim=1) / math.sqrt(n) if n > 1 else torch.zeros(2)
     (match, nats), (match_error, nats_error) = fall.mean(dim=1).tolist(), errors.tolist()
+    match_error = max(match_error, math.sqrt((n + 1) / n) / (n + 2))
     return Loss(
         layer=layer,
         head=head,
