@@ -17,12 +17,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from stateline.reports import read_results
-from stateline.reports.answers import answers
+from stateline.reports.answers import Answer, answers
 from stateline.reports.budgets import read_budget
 from stateline.reports.decision import decisions
-from stateline.reports.records import kind_of, middle, runs_of, score, task_label
-from stateline.runs.results import Results, TaskRecord
-from stateline.runs.verdict import Verdict, judge
+from stateline.reports.records import middle
+from stateline.runs.results import Results
 
 Claims = set[tuple[str, str]]
 
@@ -30,36 +29,27 @@ LIMITS = ("", "state<=64KiB")
 """Budgets of the decisions; an empty text is none."""
 
 
-def verdict(results: Results, task: TaskRecord) -> Verdict:
-    """How the models compare at the training length."""
-    scores = {
-        model: [score(run, task, task.train_length) for run in runs_of(results, model, task)]
-        for model in results.models
-    }
-    return judge(scores, kind_of(task))
-
-
 def of_seeds(results: Results, seeds: set[int]) -> Results:
     """The results of some seeds."""
     return replace(results, runs=[run for run in results.runs if run.seed in seeds])
 
 
+def trained(results: Results) -> Iterator[Answer]:
+    """The answers at the training lengths."""
+    return (answer for answer in answers(results).every if not answer.beyond)
+
+
 def stated(results: Results) -> dict[str, Claims]:
-    """For each task the claims of its page: the best model before each that is clearly worse."""
-    found: dict[str, Claims] = {}
-    for task in results.tasks:
-        judged = verdict(results, task)
-        found[task_label(results, task)] = {p for p in judged.better if p[0] == judged.order[0]}
-    return found
+    """For each task, and each size, the pairs of which the first model is clearly better."""
+    return {answer.label: answer.verdict.better for answer in trained(results)}
 
 
 def medians(results: Results) -> dict[tuple[str, str], float]:
     """The median score of each model on each task, the larger the better."""
     return {
-        (task_label(results, task), model): (1 if task.higher_is_better else -1)
-        * middle([score(run, task, task.train_length) for run in runs_of(results, model, task)])
-        for task in results.tasks
-        for model in results.models
+        (answer.label, model): (1 if answer.task.higher_is_better else -1) * middle(scores)
+        for answer in trained(results)
+        for model, scores in answer.scores.items()
     }
 
 
@@ -105,14 +95,22 @@ def compare_sets(results: Results, size: int) -> None:
 def compare_halves(results: Results) -> None:
     """Print, for each task, how often two halves claim the same, and how often the contrary."""
     for task in results.tasks:
-        seeds = sorted({run.seed for run in results.runs if run.task == task.spec})
+        alone = replace(
+            results, tasks=[task], runs=[r for r in results.runs if r.task == task.spec]
+        )
+        seeds = sorted({run.seed for run in alone.runs})
         halves = [{seeds[0], *half} for half in combinations(seeds[1:], len(seeds) // 2 - 1)]
         found = Counter[str]()
         for half in halves:
             first, second = (
-                verdict(of_seeds(results, own), task).better for own in (half, {*seeds} - half)
+                {
+                    (label, *pair)
+                    for label, pairs in stated(of_seeds(alone, own)).items()
+                    for pair in pairs
+                }
+                for own in (half, {*seeds} - half)
             )
-            contrary = {(worse, better) for better, worse in second}
+            contrary = {(label, worse, better) for label, better, worse in second}
             found.update(both=len(first & second), one=len(first ^ second))
             found.update(contrary=len(first & contrary))
         print(

@@ -25,7 +25,7 @@ Draw = Callable[[np.random.Generator, int], Any]
 
 def task(**changes: Any) -> Any:
     known = {"metric": "accuracy", "train_length": 8, "higher_is_better": True, "solved_at": 0.95}
-    known |= {"problems_scored": lambda _: PROBLEMS, "scores_share": "metric" not in changes}
+    known |= {"problems": 0 if "metric" in changes else PROBLEMS}
     return SimpleNamespace(**known | changes)
 
 

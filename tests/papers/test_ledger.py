@@ -47,6 +47,19 @@ def test_the_pages_show_the_recorded_results_of_today() -> None:
         assert page.read_text(encoding="utf-8") == text, "run make ledger"
 
 
+def test_the_verdicts_that_changed_are_those_of_today() -> None:
+    text = (ledger.PAGES / "index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w+) \| (.+?) \| (.+?) \| (.+?) \| .+ \|$", text, re.MULTILINE)
+    changed = [row for row in rows if (ledger.PAGES / f"{row[0]}.md").exists()]
+    assert len(changed) == 9
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in ledger.pages()}
+    for page, claim, before, now in changed:
+        assert before != now
+        assert f"| **{now}** | [{claim}](" in pages[page]
+    measured = sum(len(re.findall(r"^\| \*\*", own, re.MULTILINE)) for own in pages.values())
+    assert f"Nine of the {measured} measured verdicts" in text
+
+
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_a_command_of_a_claim_can_be_given(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -481,7 +481,8 @@ def test_a_model_that_did_not_solve_its_task_is_said_not_to(make):
 def test_every_pair_has_a_row_with_its_interval_and_its_cost(make):
     task = make.text_task(eval_lengths=[256])
     scores = {"a": [2.0, 2.01, 2.02], "b": [2.8, 2.81, 2.82], "c": [2.0, 2.02, 2.01]}
-    runs = [run | {"seconds": 60.0} for run in runs_at(make, task, scores)]
+    times = {"seconds": 60.0, "compile_seconds": 10.0}
+    runs = [run | times for run in runs_at(make, task, scores)]
     results = make.results(tasks=[task], models=[*scores], runs=runs)
     rows = pair_rows(answers(typed(results)).every[0])
     assert [row.verdict.partition(" after")[0] for row in rows[:2]] == ["told apart"] * 2
@@ -491,7 +492,8 @@ def test_every_pair_has_a_row_with_its_interval_and_its_cost(make):
     assert rows[2].verdict.startswith("not told apart")
     for text in (page_of(results), printed(results, width=140)):
         assert "told apart after 3 seeds each, 6 min of training" in text
-        assert "Training took 9 minutes, added over all runs." in text
+        assert "Training took 9 minutes, added over all runs. Compiling" in text
+        assert "Compiling and loading kernels took 90 seconds more." in text
 
 
 def test_a_pair_is_told_apart_after_the_look_that_told_it(make):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -306,6 +307,19 @@ def test_tokens_and_steps_are_counted() -> None:
     result = run(steps=5)
     assert (result.steps, result.tokens) == (5, 5 * task().train_batch(0).tokens.numel())
     assert result.seconds > 0
+
+
+def test_compiling_in_the_first_update_is_no_training_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Updates take 31, 1, 1 and 2 s: the first one compiles for 30 s."""
+    ticks = iter([0.0, 31.0, 31.0, 32.0, 32.0, 33.0, 33.0, 35.0])
+    clock = SimpleNamespace(perf_counter=ticks.__next__)
+    monkeypatch.setattr("stateline.train.loop.time", clock)
+    result = run(steps=4, log_every=2)
+    assert (result.seconds, result.compile_seconds) == (5.0, 30.0)
+    tokens = result.tokens / 4
+    assert [line.tokens_per_second for line in result.curve] == [tokens / 16, 2 * tokens / 3]
 
 
 def test_a_trained_model_is_in_evaluation_mode() -> None:

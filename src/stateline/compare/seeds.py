@@ -1,9 +1,9 @@
 """Adds seeds to the models that the scores so far do not tell apart.
 
 Every model begins with :data:`~stateline.runs.verdict.FIRST_LOOK` seeds. When all seeds that were
-asked for on a task are done, its models are judged. Models that must still be told apart get one
-more seed each, up to the limit. The test allows for a look after every seed: its error rate over
-all looks and pairs is :data:`~stateline.runs.verdict.ERROR_RATE`.
+asked for on a task are done, its models are judged as in the report. Models that must still be told
+apart get one more seed each, up to the limit. The test allows for a look after every seed: its
+error rate over all looks and pairs is :data:`~stateline.runs.verdict.ERROR_RATE`.
 """
 
 import math
@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from stateline.runs.job import Job
-from stateline.runs.results import RunRecord
-from stateline.runs.score import EVAL_BATCHES
-from stateline.runs.verdict import FIRST_LOOK, Kind, judge
-from stateline.tasks import Task
+from stateline.runs.judged import score, verdict_of
+from stateline.runs.results import RunRecord, TaskRecord
+from stateline.runs.verdict import FIRST_LOOK
 
 Wanted = Literal["best", "order", "no"]
 """What is to be decided: the best model of each task, the order of all, or nothing."""
@@ -42,7 +41,7 @@ class Seeds:
         self,
         wanted: Wanted,
         jobs: Sequence[Job],
-        tasks: Mapping[str, Task],
+        tasks: Mapping[str, TaskRecord],
         minutes: float | None = None,
     ) -> None:
         self.wanted, self.tasks = wanted, tasks
@@ -65,9 +64,8 @@ class Seeds:
         if self.wanted == "no":
             return False
         task = self.tasks[job.task]
-        value = run.by_length[task.train_length][task.metric]
         own = self._scores.setdefault(_model(job), {})
-        own[job.training.seed] = math.nan if value is None else value
+        own[job.training.seed] = score(run, task, task.train_length)
         group = _group(job)
         asked = {model: n for model, n in self.asked.items() if model[0] == group}
         waiting = any(len(self._scores.get(model, ())) < n for model, n in asked.items())
@@ -79,16 +77,14 @@ class Seeds:
         self.asked |= dict.fromkeys(more, fewest + 1)
         return bool(more)
 
-    def _undecided(self, group: _Group, task: Task) -> Iterator[str]:
+    def _undecided(self, group: _Group, task: TaskRecord) -> Iterator[str]:
         """The models that are not yet told apart from others, although ``wanted`` asks for it."""
         scores = {
             label: [own[seed] for seed in sorted(own)]
             for (of, label), own in self._scores.items()
             if of == group
         }
-        problems = task.problems_scored(EVAL_BATCHES) if task.scores_share else 0
-        kind = Kind(task.higher_is_better, problems, task.solved_at)
-        found = judge(scores, kind, looks=self.looks)
+        found = verdict_of(task, scores, looks=self.looks)
         best = found.order[:1]
         for pair in found.pairs:
             if not pair.told and (self.wanted == "order" or {*best} & {pair.better, pair.worse}):

@@ -21,6 +21,7 @@ from stateline.runs.folder import stored_run
 from stateline.runs.job import Job
 from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
 from stateline.runs.results import RunRecord
+from stateline.runs.store import describe_task
 from stateline.tasks import Task, make_task
 from stateline.train.config import TrainConfig
 from stateline.train.metrics import COMPLETE
@@ -57,7 +58,8 @@ class Sweep:
     ) -> None:
         self.comparison, self.tasks, self.jobs = comparison, tasks, list(jobs)
         self._models = [_model(job) for job in jobs]
-        self._seeds = Seeds(comparison.decide, jobs, tasks, comparison.budget_minutes)
+        records = {spec: describe_task(spec, task) for spec, task in tasks.items()}
+        self._seeds = Seeds(comparison.decide, jobs, records, comparison.budget_minutes)
         self._named = set[Job]()
         self._trials = {model: self._grid(model) for model in dict.fromkeys(self._models)}
         self._done: dict[Job, RunRecord] = {}
@@ -239,6 +241,7 @@ class Sweep:
             stopped=run.stopped,
             chosen=chosen,
             seconds=run.seconds,
+            compile_seconds=run.compile_seconds,
         )
 
 

@@ -12,7 +12,6 @@ from stateline.reports.budgets import Budget, cost_at, length_at
 from stateline.reports.costs import STATE
 from stateline.reports.format import short_number
 from stateline.reports.records import (
-    kind_of,
     looks,
     middle,
     runs_of,
@@ -22,8 +21,18 @@ from stateline.reports.records import (
     task_label,
 )
 from stateline.reports.sentences import size_groups
+from stateline.runs.judged import kind_of, verdict_of
 from stateline.runs.results import Results, TaskRecord
-from stateline.runs.verdict import ERROR_RATE, FIRST_LOOK, Kind, Share, Verdict, compare, judge
+from stateline.runs.verdict import (
+    ERROR_RATE,
+    FIRST_LOOK,
+    Kind,
+    Pair,
+    Share,
+    Verdict,
+    compare,
+    seeds_to_tell,
+)
 
 CLOSE = 0.01
 """Scores count as equal within this share of the range or of the best score; cost then decides."""
@@ -42,8 +51,8 @@ class Choice(NamedTuple):
             one with a much smaller state, else the best other one.
         rivals: The other models within the budgets.
         alike: Those of them that are not told apart from the choice.
-        seeds: How many seeds of the same spread would tell more of them apart; ``None`` if neither
-            two nor three times the seeds would.
+        seeds: How many seeds of the same spread would tell more of them apart; ``None`` if not even
+            three times the seeds would.
     """
 
     model: str | None
@@ -110,6 +119,12 @@ class Answer(NamedTuple):
             if seen.chance < rate:
                 return n
         return last
+
+    def seeds_to_tell(self, pair: Pair) -> int | None:
+        """How many seeds of the same spread would tell a pair apart, at most three times these."""
+        return _seeds_to_tell(
+            self.scores, self.verdict, kind_of(self.task), pair.better, pair.worse
+        )
 
 
 class Answers(NamedTuple):
@@ -197,7 +212,7 @@ def _answer(
     scores = {model: scores[model] for model in sorted(scores, key=rank, reverse=True)}
     runs = {model: runs_of(results, model, task) for model in models}
     steps = [r.steps for model in scores for r in scored_runs(results, model, task, length)]
-    verdict = judge(scores, kind_of(task), looks=looks(results))
+    verdict = verdict_of(task, scores, looks=looks(results))
     choose = partial(_choose, results, task, length, scores, verdict)
     trials = [trial for trial in results.trials if trial.task == task.spec]
     return Answer(
@@ -253,25 +268,21 @@ def _choose(
     cheap = [m for m in others if state(m) <= CHEAPER * state(best)]
     rivals = tuple(m for m in allowed if m != best)
     alike = tuple(m for m in rivals if (best, m) not in verdict.better)
+    more = partial(_seeds_to_tell, scores, verdict, kind_of(task))
     return Choice(
         model=best if above_chance(task, scores[best]) else None,
         best=best,
         following=next(iter(beyond or cheap or others), None),
         rivals=rivals,
         alike=alike,
-        seeds=_more_seeds(scores, best, alike, kind_of(task)),
+        seeds=min(filter(None, map(partial(more, best), alike)), default=None),
     )
 
 
-def _more_seeds(
-    scores: Mapping[str, list[float]], best: str, alike: Sequence[str], kind: Kind
+def _seeds_to_tell(
+    scores: Mapping[str, list[float]], verdict: Verdict, kind: Kind, first: str, second: str
 ) -> int | None:
-    """How many seeds of the same spread would tell more models apart from the best one."""
-    several = {model: own for model, own in scores.items() if len(own) > 1}
-    for times in (2, 3):
-        if not alike or best not in several:
-            return None
-        better = judge({model: times * own for model, own in several.items()}, kind).better
-        if any((best, model) in better for model in alike):
-            return times * len(scores[best])
-    return None
+    """How many seeds would tell two models apart; ``None`` if nothing is known about one."""
+    if not {first, second} <= {*verdict.order}:
+        return None
+    return seeds_to_tell(scores[first], scores[second], kind, len(verdict.pairs))

@@ -93,6 +93,7 @@ def pair_rows(answer: Answer) -> list[PairRow]:
 
 def _pair_row(answer: Answer, pair: Pair) -> PairRow:
     found = pair.difference
+    low, high = found.interval
     difference = f"{found.value:+.3f}"
     if found.shares:
         one, other = (f"{share.good} of {share.seeds}" for share in found.shares)
@@ -100,10 +101,12 @@ def _pair_row(answer: Answer, pair: Pair) -> PairRow:
     seeds = answer.seeds_until_told(pair.better, pair.worse)
     minutes = sum(answer.seconds[model] for model in (pair.better, pair.worse)) / 60
     after = f"{count(seeds, 'seed')} each, {short_number(minutes)} min of training"
+    if not pair.told and (more := answer.seeds_to_tell(pair)):
+        after += f"; {more} seeds may"
     return PairRow(
         f"“{pair.better}” against “{pair.worse}”",
         difference,
-        f"{found.low:+.3f} to {found.high:+.3f}",
+        f"{low:+.3f} to {high:+.3f}",
         f"told apart after {after}" if pair.told else f"not told apart ({after})",
     )
 

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from stateline.reports.answers import CLOSE, Answer, Answers, Choice
 from stateline.reports.budgets import COSTS, cost_at, length_at
-from stateline.reports.costs import STATE, common_lengths
+from stateline.reports.costs import STATE, best_costs, common_lengths
 from stateline.reports.format import DASH, count, listing, quoted, short_bytes, short_number, words
-from stateline.reports.records import kind_of, middle
+from stateline.reports.records import middle
+from stateline.runs.judged import kind_of
 from stateline.runs.results import Results
 
 CHOSEN = (
@@ -93,6 +94,55 @@ def solvers(answer: Answer) -> str:
     leader = f"“{best}” has" if len(answer.models) == 1 else f"the best, “{best}”, has"
     goal = f"{task.solved_at:g} {words(task.metric)}"
     return f"Not solved ({goal}): {leader} {value:.3f}{far}."
+
+
+def who_solved(found: Answers) -> dict[str, str]:
+    """For each task and size who solved it, and which of several solvers decodes fastest."""
+    trained = [own for own in found.every if not own.beyond]
+    said = {own.label: f"{solvers(own)} {_fastest(found.results, own)}".strip() for own in trained}
+    return {label: text for label, text in said.items() if text}
+
+
+def _fastest(results: Results, answer: Answer) -> str:
+    """Which of the models that solved a task decodes fastest, at the longest length measured."""
+    cost, solved = COSTS["decode"], [model for model, own in answer.solved.items() if own.good]
+    lengths = common_lengths(results, cost)
+    if len(solved) < 2 or not lengths:
+        return ""
+    known = {m: paid for m in solved if (paid := cost_at(results, m, cost, lengths[-1]))}
+    best = max(known, key=lambda model: known[model].middle)
+    same = [model for model in best_costs(known, cost) or known if model != best]
+    beside = f" (no clear difference to {quoted(same)})" if same else ""
+    number = short_number(known[best].middle)
+    return f"Of these “{best}” decodes fastest{beside}: {number} tok/s at {lengths[-1]:,} tokens."
+
+
+def elsewhere(found: Answers) -> list[str]:
+    """What each model that is chosen for a task scores on the others, beside the best one there."""
+    longest = {own.label: own for own in found.decided()}  # a later one is longer
+    said = []
+    for model in dict.fromkeys(own.within.model for own in found.decided() if own.within.model):
+        parts = [
+            f"{own.label} at {own.length:,} {_value(own, model):.3f} ({worse} than “{best}”)"
+            for own in longest.values()
+            if (best := own.choice.best) and (worse := _gain(own, model, best))
+        ]
+        said += [f"“{model}” elsewhere: {'; '.join(parts)}."] if parts else []
+    return said if len(found.results.tasks) > 1 else []
+
+
+def _value(answer: Answer, model: str) -> float:
+    """The median score of a model; NaN if it has none."""
+    return middle(answer.scores.get(model, ()))
+
+
+def _gain(answer: Answer, model: str, other: str) -> str:
+    """How much better or worse a score is than another; empty if it shows the same, or is none."""
+    gain = round(_value(answer, model), 3) - round(_value(answer, other), 3)
+    gain = 0.0 if math.isnan(gain) else gain
+    gain *= 1 if answer.task.higher_is_better else -1
+    size = f"{abs(gain):.3f}"  # of the numbers that are shown
+    return f"{size} {'better' if gain > 0 else 'worse'}" if float(size) else ""
 
 
 def unequal(answer: Answer) -> str:
@@ -210,13 +260,8 @@ class _Row(NamedTuple):
 
     def offer(self, model: str) -> str:
         """A model with its score, the difference to the best model's score, and its costs."""
-        scores, best = self.answer.scores, self.choice.best
-        value, told = middle(scores[model]), ""
-        if best is not None:
-            gain = round(value, 3) - round(middle(scores[best]), 3)  # of the numbers that are shown
-            gain *= 1 if self.answer.task.higher_is_better else -1
-            size = f"{abs(gain):.3f}"
-            told = f" ({size} {'better' if gain > 0 else 'worse'})" if float(size) else " (equal)"
+        best, value = self.choice.best, _value(self.answer, model)
+        told = "" if best is None else f" ({_gain(self.answer, model, best) or 'equal'})"
         outside = best is None or model not in (best, *self.choice.rivals)
         place = "beyond the budget: " if self.found.budgets and outside else ""
         parts = [f"{place}“{model}” {value:.3f}{told}", *self.share(model), self.costs(model)]

@@ -13,10 +13,11 @@ from stateline.reports import series
 from stateline.reports.axes import cost_axis, score_axis
 from stateline.reports.costs import Cost, Measured, cost_lengths, costs
 from stateline.reports.format import words
-from stateline.reports.records import drawn_models, runs_of, score, task_label
+from stateline.reports.records import drawn_models, runs_of, task_label
 from stateline.reports.scaling import scaling_charts
 from stateline.reports.trade_offs import trade_off_charts
 from stateline.runs.folder import slug
+from stateline.runs.judged import score
 from stateline.runs.results import Results, TaskRecord
 
 Series = Callable[[Results, str, TaskRecord], list[Point]]

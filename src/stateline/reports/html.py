@@ -14,7 +14,14 @@ from stateline.reports.answers import Answers, answers
 from stateline.reports.budgets import Budget
 from stateline.reports.conclusions import PairRow, conclusions, pair_rows
 from stateline.reports.costs import disturbance
-from stateline.reports.decision import CHOSEN, decisions, headings, question, solvers
+from stateline.reports.decision import (
+    CHOSEN,
+    decisions,
+    elsewhere,
+    headings,
+    question,
+    who_solved,
+)
 from stateline.reports.figures import sections, task_name
 from stateline.reports.format import count, listing, words
 from stateline.reports.outlook import outlook
@@ -48,10 +55,10 @@ from stateline.runs.results import Results, TaskRecord
 from stateline.runs.verdict import ERROR_RATE
 
 JUDGED = (
-    "“Clearly” means: by Welch's t-test over the seeds or, where the seeds of two models fall into "
-    "two kinds, by the share of the better kind. Of comparisons of equal models, {rate:.0%} tell "
-    "any pair of a task apart at one length{looks}. The spread over seeds is never taken to be "
-    "smaller than the sampling error of one score."
+    "“Clearly” means: by Welch's t-test over the seeds. Where some seeds solve the task and others "
+    "are far from it, or the seeds of each model agree to within the sampling error, so that they "
+    "do not show how seeds vary, the shares of the better seeds are compared. Of comparisons of "
+    "equal models, at most {rate:.0%} tell any pair of a task apart at one length{looks}."
 )
 WIDEST, WIDEST_WITH_SPREADS = 14, 10
 """Columns of a table that fit a page of 1,280 pixels, of one seed and of several."""
@@ -126,13 +133,8 @@ def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) 
         advice=ADVICE.get(said, ""),
         disturbed=disturbance(results),
         spent=spent(results),
-        solvers=[
-            (own.label, said)
-            for own in judged.every
-            if not own.beyond
-            for said in [solvers(own)]
-            if said
-        ],
+        solvers=who_solved(judged),
+        elsewhere=elsewhere(judged),
         decisions=decisions(judged),
         pairs=_pairs(judged),
         headings=headings(results),

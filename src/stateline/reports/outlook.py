@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from stateline.reports.answers import CLOSE, above_chance, scores_at
 from stateline.reports.format import listing
-from stateline.reports.records import middle, runs_of, score, solved_runs
+from stateline.reports.records import middle, runs_of, solved_runs
+from stateline.runs.judged import score
 from stateline.runs.results import Results, RunRecord, TaskRecord
 
 FIT_POINTS = 4

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 
 from stateline.charts.style import Model, styled
+from stateline.runs.judged import score
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
-from stateline.runs.verdict import Kind
 
 
 def task_label(results: Results, task: TaskRecord) -> str:
@@ -39,12 +39,6 @@ def measured(results: Results, model: str, task: TaskRecord) -> list[CapacityRec
     """The capacity of each seed of a model, where it was measured."""
     runs = runs_of(results, model, task)
     return [run.capacity for run in runs if run.capacity is not None]
-
-
-def score(run: RunRecord, task: TaskRecord, length: int) -> float:
-    """The task's metric of one run at one length; NaN where training diverged."""
-    value = run.by_length[length][task.metric]
-    return math.nan if value is None else value
 
 
 def middle(values: Sequence[float]) -> float:
@@ -77,11 +71,6 @@ def solved_runs(runs: Sequence[RunRecord], task: TaskRecord) -> list[RunRecord]:
         return list(runs)
     solved = [run for run in runs if _reached_goal(run, task)]
     return solved if 2 * len(solved) >= len(runs) else []
-
-
-def kind_of(task: TaskRecord) -> Kind:
-    """The kind of a task's scores; a seed solves a length with the score that solves the task."""
-    return Kind(task.higher_is_better, task.problems, task.solved_at)
 
 
 def looks(results: Results) -> int:

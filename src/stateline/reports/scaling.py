@@ -12,8 +12,9 @@ from stateline.charts.lines import Line, Point, line_chart
 from stateline.charts.style import Model
 from stateline.reports.axes import score_axis
 from stateline.reports.format import words
-from stateline.reports.records import drawn_models, families, middle, runs_of, score, task_label
+from stateline.reports.records import drawn_models, families, middle, runs_of, task_label
 from stateline.reports.series import over_seeds
+from stateline.runs.judged import score
 from stateline.runs.results import Results, TaskRecord
 
 FIT_SIZES = 4

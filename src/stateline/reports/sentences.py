@@ -178,13 +178,17 @@ def unfinished(results: Results) -> str:
 
 
 def spent(results: Results) -> str:
-    """The time that training took, with trials; empty before the first run."""
+    """The time that training took, with trials, and compiling; empty before the first run."""
     if not results.runs:
         return ""
     trials = sum(trial.seconds for trial in results.trials) / 60
     whole = sum(run.seconds for run in results.runs) / 60 + trials
     tried = f", {short_number(trials)} of them in trials" if results.trials else ""
-    return f"Training took {short_number(whole)} minutes, added over all runs{tried}."
+    said = f"Training took {short_number(whole)} minutes, added over all runs{tried}."
+    every = [*results.runs, *results.trials]
+    compiling = sum(own.compile_seconds for own in every)
+    more = f" Compiling and loading kernels took {short_number(compiling)} seconds more."
+    return said + (more if compiling >= 1 else "")
 
 
 def baselines(task: TaskRecord) -> str:

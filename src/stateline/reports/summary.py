@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stateline.reports.answers import Answers
 from stateline.reports.costs import STATE, common_lengths, cost_lengths, costs, speed
 from stateline.reports.format import words
-from stateline.reports.records import runs_of, score, task_label
+from stateline.reports.records import runs_of, task_label
 from stateline.reports.table_cells import (
     MISSING,
     Cell,
@@ -22,6 +22,7 @@ from stateline.reports.table_cells import (
     setting_cell,
     steps_cells,
 )
+from stateline.runs.judged import score
 from stateline.runs.results import Results, TaskRecord
 
 
@@ -168,6 +169,7 @@ def all_runs_table(results: Results) -> Table:
         Column("steps", [_number(run.steps, ",") for run in runs]),
         Column("ended", [Cell(run.stopped) for run in runs]),
         Column("seconds", [_number(run.seconds, ".1f") for run in runs]),
+        Column("seconds to compile", [_number(run.compile_seconds, ".1f") for run in runs]),
         Column("score", [_number(value, ".4f") for value in scores]),
         Column("of", [Cell(f"{words(task.metric)} at {task.train_length}") for task in own]),
     ]
@@ -190,6 +192,7 @@ def trials_table(results: Results) -> Table:
         Column("of", [_number(t.steps_planned, ",") for t in trials]),
         Column("validation", [_number(t.validation, ".4f") for t in trials]),
         Column("ended", [Cell(t.stopped) for t in trials]),
+        Column("seconds", [_number(t.seconds, ".1f") for t in trials]),
         Column("chosen", [Cell("chosen" if t.chosen else "", best=t.chosen) for t in trials]),
     ]
     return Table([t.model for t in trials], columns)

@@ -88,7 +88,8 @@ class TrialRecord(Record, frozen=True, kw_only=True):
             update; ``None`` if training diverged.
         stopped: ``finished``, ``solved``, ``paused`` (stopped early) or why training diverged.
         chosen: True for the setting of the scored runs.
-        seconds: Time spent in updates.
+        seconds: Time spent in updates, without ``compile_seconds``.
+        compile_seconds: Time spent in compiling or loading kernels.
     """
 
     model: str
@@ -104,3 +105,4 @@ class TrialRecord(Record, frozen=True, kw_only=True):
     stopped: str
     chosen: bool
     seconds: float
+    compile_seconds: float = 0.0

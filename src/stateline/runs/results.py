@@ -103,7 +103,9 @@ class RunRecord(Record, frozen=True, kw_only=True):
         steps: Updates done.
         stopped: ``finished``, ``solved``, ``interrupted``, ``paused`` (a trial that stopped early),
             or why training diverged.
-        seconds: Time spent in updates.
+        seconds: Time spent in updates, without ``compile_seconds``.
+        compile_seconds: Time spent in compiling or loading kernels: how much longer the first
+            update took than the second one.
         tokens_per_second: Mean training speed.
         steps_to_solve: Updates before the task was first solved at the training length.
         curve: Loss and metric during training.
@@ -147,6 +149,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     size: int | None = None
     own_size: int | None = None
     validation: float | None = None
+    compile_seconds: float = 0.0
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -170,6 +170,7 @@ def _record(
         stopped=ended.stopped,
         steps=ended.steps,
         seconds=ended.seconds,
+        compile_seconds=ended.compile_seconds,
         tokens_per_second=ended.tokens / ended.seconds if ended.seconds else 0.0,
         steps_to_solve=ended.steps_to_solve,
         curve=[CurvePoint(step=m.step, loss=m.loss, metric=m.metric) for m in ended.curve],

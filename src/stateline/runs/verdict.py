@@ -8,28 +8,30 @@ A pair is compared by Welch's t-test of the difference of the mean scores, which
 that both models spread alike. The standard deviation over seeds is never taken to be smaller than
 the sampling error of one score, so that a few seeds that agree by chance do not decide.
 
-The t-test assumes scores that spread evenly around their mean. Where the seeds of a pair fall into
-two kinds, their shares of seeds of the better kind are compared, by Barnard's exact test. Two kinds
-are seeds that solve a task and seeds that are far from it, or the seeds of one model on either side
-of a wide gap between the scores of the pair; among the scores of one kind, there may be two kinds
-again. So two models of which one solves a task with all of n seeds and the other with none are told
-apart if 2 / 4^n, the chance of that if the kind of a seed is luck, is below the rate of a pair:
-three seeds suffice for one pair, four for six pairs, five for 25. What no score shows cannot be
-taken into account: if the seeds of equal models fall into kinds that are far from solving a task,
-and all seeds of each model agree, they are told apart by luck.
+Where some seeds of a pair solve a task and others are far from it, the shares of seeds that solve
+it are compared, by Barnard's exact test. So two models of which one solves a task with all of n
+seeds and the other with none are told apart if 2 / 4^n, the chance of that if a seed solves it by
+luck, is below the rate of a pair: three seeds suffice for one pair, four for six, five for 25.
+
+The t-test learns from the scores how much seeds vary. **Seeds that agree** to within the sampling
+error show no variation: the two models may be on two levels, such as a guess and half of the
+answer, and equal models may reach one or the other by luck. So if the seeds of both models agree,
+and all scores of one are above all of the other, the chance is at least 2 / 4^n. Levels around
+which seeds vary by more than the sampling error, or levels of losses, whose sampling error is not
+known, are taken for a difference.
 
 **One may look after every seed** if the number of looks is fixed before (:func:`judge` with
 ``looks``). A pair is then told apart if the test at one of the looks tells it apart; each look gets
 its share of the rate. Only the first n seeds of both count at look n, so the rate holds for any
-choice of the models that get more seeds. That all seeds of a pair are of the kind of their model
-needs no such share: it is true at the last look only if it was at all others.
+choice of the models that get more seeds. The chance 2 / 4^n needs no such share: what all seeds of
+a pair show at the last look, they have shown at all others.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import combinations, pairwise
-from statistics import NormalDist, fmean, stdev
+from itertools import combinations
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -45,11 +47,8 @@ SPLIT = 0.1
 """Smallest distance between solving and other seeds for which they count as two kinds, relative to
 the score that counts as solved."""
 
-WIDE = 2
-"""How many times as wide as any other gap between scores the gaps between kinds are."""
-
-MOST_KINDS = 4
-"""Largest number of kinds that are looked for at a time."""
+AGREE = 2
+"""Seeds agree if the variance of their scores is less than this many times the sampling error's."""
 
 
 class Kind(NamedTuple):
@@ -100,18 +99,28 @@ class Difference(NamedTuple):
 
     Attributes:
         value: Score of the first minus that of the second; of shares, if these were compared.
-        low: Lower end of the interval of the difference, at the rate of the pair.
-        high: Upper end.
         chance: Probability of such a difference of equal models, of either sign and at any look;
             the models are told apart if it is below the rate of the pair.
+        rate: Error rate of the interval.
+        error: Standard error of the difference of the mean scores.
+        freedom: Its degrees of freedom.
         shares: The seeds of the better kind, if their shares were compared; else ``None``.
     """
 
     value: float
-    low: float
-    high: float
     chance: float
+    rate: float
+    error: float = 0.0
+    freedom: float = math.inf
     shares: tuple[Share, Share] | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval of the difference, at the rate of the pair."""
+        if self.shares:
+            return _newcombe(*self.shares, self.rate)
+        reach = self.error * limit(self.rate, self.freedom) if self.error else 0.0
+        return self.value - reach, self.value + reach
 
 
 class Pair(NamedTuple):
@@ -223,43 +232,58 @@ def compare(
     return found._replace(chance=min(chances))
 
 
+def seeds_to_tell(
+    first: Sequence[float], second: Sequence[float], kind: Kind, pairs: int
+) -> int | None:
+    """The fewest seeds with the spread of these that would tell two models apart.
+
+    Returns:
+        ``None`` if not even three times the seeds would.
+    """
+    several = [[*own] * 3 for own in (first, second)]
+    for n in range(max(len(first), len(second)) + 1, min(map(len, several)) + 1):
+        if compare(several[0][:n], several[1][:n], kind).chance < ERROR_RATE / pairs:
+            return n
+    return None
+
+
 def _test(
     first: Sequence[float], second: Sequence[float], kind: Kind, rate: float = ERROR_RATE
 ) -> Difference:
     """One test of all scores, with an interval at an error rate."""
-    for cut in _cuts([first, second], kind):
-        one, other = (Share(len(cut.solved(own)), len(own)) for own in (first, second))
+    scores, sizes = (first, second), (len(first), len(second))
+    if any(map(kind.split, [*scores, [*first, *second]])):
+        one, other = (Share(len(kind.solved(own)), len(own)) for own in scores)
         if {one.part, other.part} not in ({0.0}, {1.0}):
-            ends = _newcombe(one, other, rate)
-            return Difference(one.part - other.part, *ends, barnard(one, other), (one, other))
-    spreads = [(_deviation(own, kind.problems), len(own)) for own in (first, second)]
+            return _of_shares(one, other, rate)
     difference = fmean(first) - fmean(second)
-    error, freedom = _error(spreads)
-    reach = error * limit(rate, freedom) if error else 0.0
+    error, freedom = _error([(_deviation(own, kind.problems), len(own)) for own in scores])
     chance = _chance(difference, error, freedom)
-    return Difference(difference, difference - reach, difference + reach, chance)
+    if _levels(first, second, kind):
+        ahead = (difference > 0) == kind.higher_is_better
+        one, other = (Share(n * own, n) for n, own in zip(sizes, (ahead, not ahead), strict=True))
+        luck = _of_shares(one, other, rate)
+        if luck.chance > chance:
+            return luck
+    return Difference(difference, chance, rate, error, freedom)
 
 
-def _cuts(scores: Sequence[Sequence[float]], kind: Kind) -> list[Kind]:
-    """The goals that part the seeds of a pair into two kinds; each one after the first, in a part.
+def _of_shares(one: Share, other: Share, rate: float) -> Difference:
+    """Barnard's test of two shares."""
+    return Difference(one.part - other.part, barnard(one, other), rate, shares=(one, other))
 
-    Returns:
-        The kind with each goal: of all seeds, then of the better ones, then of the others.
-    """
-    pooled = sorted(value for own in scores for value in own)
-    gaps = [(after - value, (after + value) / 2) for value, after in pairwise(pooled)]
-    gaps.sort(reverse=True)
-    goal = kind.solved_at if any(map(kind.split, [*scores, pooled])) else None
-    for (width, middle), (following, _) in pairwise(gaps[:MOST_KINDS]):
-        if goal is not None or not any(own and min(own) < middle < max(own) for own in scores):
-            break  # a gap that no model straddles may be a difference of models
-        goal = gaps[0][1] if width > WIDE * following else None
-    if goal is None:
-        return []
-    cut, rest = kind._replace(solved_at=goal), kind._replace(solved_at=None)
-    better = [cut.solved(own) for own in scores]
-    others = [[v for v in own if v not in good] for own, good in zip(scores, better, strict=True)]
-    return [cut, *_cuts(better, rest), *_cuts(others, rest)]
+
+def _levels(first: Sequence[float], second: Sequence[float], kind: Kind) -> bool:
+    """Whether two models lie apart, and the seeds of each agree to within the sampling error."""
+    apart = max(first) < min(second) or max(second) < min(first)
+    if not kind.problems or not apart:
+        return False
+    free = len(first) + len(second) - 2
+    squares = [
+        (len(own) - 1) * (stdev(own) / _sampling(own, kind.problems)) ** 2
+        for own in (first, second)
+    ]
+    return sum(squares) < AGREE * free
 
 
 @cache
@@ -321,13 +345,21 @@ def _newcombe(first: Share, second: Share, rate: float) -> tuple[float, float]:
     return value - below, value + math.hypot(high - first.part, second.part - other_low)
 
 
+def stdev(scores: Sequence[float]) -> float:
+    """Standard deviation of a sample; that of ``statistics`` adds fractions, 20 times slower."""
+    mean = fmean(scores)
+    return math.sqrt(math.fsum((own - mean) ** 2 for own in scores) / (len(scores) - 1))
+
+
+def _sampling(scores: Sequence[float], problems: int) -> float:
+    """The sampling error of one score, which is the share of problems that are right."""
+    share = (fmean(scores) * problems + 1) / (problems + 2)  # an error even at 0 and 1
+    return math.sqrt(max(0.0, share * (1 - share)) / problems)
+
+
 def _deviation(scores: Sequence[float], problems: int) -> float:
     """Standard deviation over seeds, but at least the sampling error of one score."""
-    floor = 0.0
-    if problems:
-        share = (fmean(scores) * problems + 1) / (problems + 2)  # an error even at 0 and 1
-        floor = math.sqrt(max(0.0, share * (1 - share)) / problems)
-    return max(stdev(scores), floor)
+    return max(stdev(scores), _sampling(scores, problems) if problems else 0.0)
 
 
 def welch(first: Sequence[float], second: Sequence[float] = ()) -> tuple[float, float]:

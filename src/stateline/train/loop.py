@@ -159,6 +159,7 @@ class Trainer:
         self.batches = Batches(task, config, processes)
         self.update = Updater(model, task, config, processes, teacher)
         self.progress, self.curve = Progress(), list[Metrics]()
+        self.first = list[float]()  # seconds of the first two updates of this process
         self.saving: Save | None = None
         self.copies = Copies()
         precision = getattr(torch, config.precision)
@@ -183,12 +184,14 @@ class Trainer:
         more = progress.stopped == "finished" and progress.steps < config.steps
         if more or progress.stopped == "interrupted":
             progress.stopped = ""
-        tokens, seconds = progress.tokens, progress.seconds
+        tokens, spent = progress.tokens, 0.0
         while not progress.stopped:
             started = time.perf_counter()
             share = set_learning_rate(self.update.optimizer, config, progress.steps)
             norm = self._update()
-            progress.seconds += time.perf_counter() - started
+            took = time.perf_counter() - started
+            self._spend(took)
+            spent += took
             progress.steps += 1
             last = progress.steps == config.steps
             score = self._score() if last or _due(progress.steps, config.eval_every) else None
@@ -202,8 +205,8 @@ class Trainer:
             if not progress.stopped and progress.stale == config.patience:
                 progress.stopped = "stalled"
             if score is not None or _due(progress.steps, config.log_every):
-                speed = (progress.tokens - tokens) / (progress.seconds - seconds)
-                tokens, seconds = progress.tokens, progress.seconds
+                speed = (progress.tokens - tokens) / spent
+                tokens, spent = progress.tokens, 0.0
                 self._log(score, share * config.lr, norm, speed, on_log)
             if self._any(not progress.stopped and interrupted()):
                 progress.stopped = "interrupted"
@@ -222,6 +225,16 @@ class Trainer:
             path = self.folder / CHECKPOINTS / f"step-{progress.best_step:08}"
             read(path, self.update, self.defined_by)
         exchange(self.update.optimizer)
+
+    def _spend(self, seconds: float) -> None:
+        """Add the time of an update; what the first takes longer than the second is compiling."""
+        progress = self.progress
+        progress.seconds += seconds
+        if len(self.first) < 2:
+            self.first.append(seconds)
+            compiling = max(0.0, self.first[0] - seconds)
+            progress.seconds -= compiling
+            progress.compile_seconds += compiling
 
     def _update(self) -> float | None:
         """Make one update, and return the norm of the gradient; none if it was skipped."""

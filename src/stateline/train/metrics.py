@@ -79,7 +79,9 @@ class Progress:
     Attributes:
         steps: Number of updates.
         tokens: Number of tokens trained on.
-        seconds: Time spent in updates.
+        seconds: Time spent in updates, without ``compile_seconds``.
+        compile_seconds: How much longer the first update of each process took than its second one:
+            kernels are compiled or loaded at their first call, and so is what ``compile`` asks for.
         losses: Losses of the updates since the last line of metrics.
         steps_to_solve: Updates before the first score that reached the task's ``solved_at``.
         best: Best score at the training length.
@@ -93,6 +95,7 @@ class Progress:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    compile_seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     steps_to_solve: int | None = None
     best: float | None = None

@@ -141,7 +141,9 @@ def _checked_progress(path: Path, kept: Any, steps: int) -> Progress:
     if progress.stopped not in ("", *get_args(Ending)):
         raise ValueError(f"its run ended in an unknown way, {progress.stopped[:40]!r}")
     solved = progress.steps_to_solve or 0
-    if not 0 <= solved <= progress.steps <= steps or progress.tokens < 0 or progress.seconds < 0:
+    if not 0 <= solved <= progress.steps <= steps:
+        raise ValueError("its progress is out of range")
+    if min(progress.tokens, progress.seconds, progress.compile_seconds) < 0:
         raise ValueError("its progress is out of range")
     if progress.best_step is not None and not 0 < progress.best_step <= progress.steps:
         raise ValueError("its best step is out of range")
