@@ -60,6 +60,20 @@ def test_the_verdicts_that_changed_are_those_of_today() -> None:
     assert f"Nine of the {measured} measured verdicts" in text
 
 
+def test_as_good_as_has_the_margin_of_the_paper() -> None:
+    """H3's tables 2 and 9 say within one point, its table 19 half a point."""
+    claims = {own.table: own for path in ledger.CLAIMS for own in ledger.read_claims(path)}
+    margins = {name: {s.by for s in own.statements if s.by} for name, own in claims.items()}
+    for name in ("small", "longer", "converged", "other"):
+        assert margins[f"h3/table_9_{name}"] == {-1.0}
+    assert margins["h3/table_19"] == {-0.5}
+
+
+def test_every_page_says_what_the_rate_is_for_all_its_claims_together() -> None:
+    for text in ledger.pages().values():
+        assert re.search(r"at 5% for all claims of the page together, \d+\.", text)
+
+
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_a_command_of_a_claim_can_be_given(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -17,6 +17,7 @@ from tests.reports.typed import (
     merge,
     page_of,
     printed,
+    typed,
 )
 
 MODELS = ["attention(position=rope)*2", "h3*2", "lstm*2"]
@@ -49,6 +50,27 @@ def test_a_clear_winner_is_named_with_its_spread(make):
         "2.810 (2.800 to 2.820).",
         "“h3*2” is clearly better than “lstm*2”.",
     ]
+
+
+def test_the_sentences_name_every_pair_as_the_verdict_has_it(make):
+    """One seed of a fifth model once removed the claims about the others."""
+    scores = {
+        "h3+attention": [0.976, 0.927, 0.968],
+        "attention": [0.675, 0.629, 0.692],
+        "s4d": [0.285, 0.204, 0.222],
+        "lstm": [0.220, 0.244, 0.274],
+        "h3": [0.928, 0.312, 0.320],
+    }
+    task = make.task(problems=1024, eval_lengths=[10])
+    results, _ = planted(make, scores, task)
+    (answer,) = answers(typed(results)).every
+    assert len(answer.verdict.better) == 5
+    sentences = concluded(results, task)
+    (same,) = (said for said in sentences if said.startswith("Not told apart"))
+    assert "“attention” is clearly better than “lstm” and “s4d”." in sentences
+    for pair in answer.verdict.pairs:
+        named = f"“{pair.better}” and “{pair.worse}”" in same
+        assert named != pair.told
 
 
 def test_equal_models_are_not_told_apart(make):

@@ -458,6 +458,45 @@ def test_who_solved_a_task_is_said_or_how_far_the_best_is_from_a_guess(make):
     )
 
 
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (250.0, "Of these “h3*2” decodes fastest: 290 tok/s at 1,024 tokens."),
+        (290.0, "Of these “h3*2” decodes fastest (no clear difference to “lstm*2”): 290 tok/s"),
+    ],
+)
+def test_the_fastest_of_the_models_that_solved_a_task_is_said(make, second, said):
+    """A faster model that has not solved it does not count."""
+    task = make.task(problems=1024, eval_lengths=[10])
+    speeds = {"h3*2": 290.0, "lstm*2": second, "fast": 900.0}
+    scores = {"h3*2": [1.0], "lstm*2": [0.99], "fast": [0.2]}
+    results = make.results(
+        tasks=[task],
+        models=[*scores],
+        runs=runs_at(make, task, scores),
+        speed=[
+            make.speed(model, task=task["spec"], decode_tokens_per_second={"1024": rate})
+            for model, rate in speeds.items()
+        ],
+    )
+    assert said in decision.who_solved(answers(typed(results)))["Copying"]
+    assert said in " ".join(printed(results, width=200).split())
+    assert said in page_of(results)
+
+
+def test_what_a_choice_scores_on_the_other_tasks_is_said(make):
+    text, copying = make.text_task(eval_lengths=[256]), make.task(eval_lengths=[10])
+    runs = runs_at(make, text, {"a": [2.0], "b": [2.3]})
+    runs += runs_at(make, copying, {"a": [0.2], "b": [1.0]})
+    results = make.results(tasks=[text, copying], models=["a", "b"], runs=runs, speed=[])
+    assert decision.elsewhere(answers(typed(results))) == [
+        "“a” elsewhere: Copying at 10 0.200 (0.800 worse than “b”).",
+        "“b” elsewhere: Text at 256 2.300 (0.300 worse than “a”).",
+    ]
+    for shown in (page_of(results), printed(results, width=200)):
+        assert "“b” elsewhere: Text at 256 2.300 (0.300 worse than “a”)." in shown
+
+
 def test_unequal_training_is_said_beside_scores_beyond_the_training_length(make):
     task = make.task(problems=1024, eval_lengths=[10, 20])
     runs = runs_at(make, task, {"h3*2": [1.0, 0.99, 1.0], "lstm*2": [1.0, 1.0, 0.99]})
