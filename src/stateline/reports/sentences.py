@@ -185,8 +185,8 @@ def spent(results: Results) -> str:
     whole = sum(run.seconds for run in results.runs) / 60 + trials
     tried = f", {short_number(trials)} of them in trials" if results.trials else ""
     said = f"Training took {short_number(whole)} minutes, added over all runs{tried}."
-    every = [*results.runs, *results.trials]
-    compiling = sum(own.compile_seconds for own in every)
+    compiling = sum(run.compile_seconds for run in results.runs)
+    compiling += sum(trial.compile_seconds for trial in results.trials)
     more = f" Compiling and loading kernels took {short_number(compiling)} seconds more."
     return said + (more if compiling >= 1 else "")
 
