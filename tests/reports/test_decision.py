@@ -222,7 +222,7 @@ def test_seeds_that_would_help_are_asked_for(make, further, helps):
     scores |= {f"c{n}": [0.1, 0.3, 0.5] for n in range(further)}
     results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
     (row,) = decided(results).values()
-    assert ("(3 seeds; 6 may tell more apart)" in row.sure) == helps
+    assert ("(3 seeds; try 4)" in row.sure) == helps
     assert (row.sure == "clearly best (3 seeds)") != helps
 
 
@@ -233,7 +233,7 @@ def test_seeds_of_two_kinds_ask_for_more(make):
     scores |= {f"d{n}": [0.99, 0.98, 1.0] for n in range(9)}
     results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
     (row,) = decided(results).values()
-    assert row.sure.endswith("any of the 11 others (3 seeds; 6 may tell more apart)")
+    assert row.sure.endswith("any of the 11 others (3 seeds; try 6)")
 
 
 def test_seeds_that_would_not_help_are_not_asked_for(make):
@@ -461,8 +461,8 @@ def test_who_solved_a_task_is_said_or_how_far_the_best_is_from_a_guess(make):
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        (250.0, "Of these “h3*2” decodes fastest: 290 tok/s at 1,024 tokens."),
-        (290.0, "Of these “h3*2” decodes fastest (no clear difference to “lstm*2”): 290 tok/s"),
+        (250.0, "“h3*2” decodes fastest: 290 tok/s at 1,024 tokens."),
+        (290.0, "“h3*2” decodes fastest (no clear difference to “lstm*2”): 290 tok/s at 1,024"),
     ],
 )
 def test_the_fastest_of_the_models_that_solved_a_task_is_said(make, second, said):
@@ -479,7 +479,8 @@ def test_the_fastest_of_the_models_that_solved_a_task_is_said(make, second, said
             for model, rate in speeds.items()
         ],
     )
-    assert said in decision.who_solved(answers(typed(results)))["Copying"]
+    (sentence,) = decision.fastest_solvers(answers(typed(results)))
+    assert sentence.startswith(f"Copying: of the models that solved it {said}")
     assert said in " ".join(printed(results, width=200).split())
     assert said in page_of(results)
 

@@ -96,11 +96,10 @@ def solvers(answer: Answer) -> str:
     return f"Not solved ({goal}): {leader} {value:.3f}{far}."
 
 
-def who_solved(found: Answers) -> dict[str, str]:
-    """For each task and size who solved it, and which of several solvers decodes fastest."""
-    trained = [own for own in found.every if not own.beyond]
-    said = {own.label: f"{solvers(own)} {_fastest(found.results, own)}".strip() for own in trained}
-    return {label: text for label, text in said.items() if text}
+def fastest_solvers(found: Answers) -> list[str]:
+    """For each task and size, which of several models that solved it decodes fastest."""
+    told = [(own, _fastest(found.results, own)) for own in found.every if not own.beyond]
+    return [f"{own.label}: of the models that solved it {said}" for own, said in told if said]
 
 
 def _fastest(results: Results, answer: Answer) -> str:
@@ -114,7 +113,7 @@ def _fastest(results: Results, answer: Answer) -> str:
     same = [model for model in best_costs(known, cost) or known if model != best]
     beside = f" (no clear difference to {quoted(same)})" if same else ""
     number = short_number(known[best].middle)
-    return f"Of these “{best}” decodes fastest{beside}: {number} tok/s at {lengths[-1]:,} tokens."
+    return f"“{best}” decodes fastest{beside}: {number} tok/s at {lengths[-1]:,} tokens."
 
 
 def elsewhere(found: Answers) -> list[str]:
@@ -231,7 +230,7 @@ class _Row(NamedTuple):
             place = " within the budget" if self.found.budgets else ""
             return f"clearly best{place} ({seeds})", ""
         if choice.seeds:
-            seeds += f"; {choice.seeds} may tell more apart"
+            seeds += f"; try {choice.seeds}"
         names = quoted(choice.alike)
         if len(choice.alike) <= NAMED:
             return f"not told apart from {names} ({seeds})", ""

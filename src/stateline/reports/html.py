@@ -18,9 +18,10 @@ from stateline.reports.decision import (
     CHOSEN,
     decisions,
     elsewhere,
+    fastest_solvers,
     headings,
     question,
-    who_solved,
+    solvers,
 )
 from stateline.reports.figures import sections, task_name
 from stateline.reports.format import count, listing, words
@@ -133,8 +134,14 @@ def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) 
         advice=ADVICE.get(said, ""),
         disturbed=disturbance(results),
         spent=spent(results),
-        solvers=who_solved(judged),
-        elsewhere=elsewhere(judged),
+        solvers=[
+            (own.label, said)
+            for own in judged.every
+            if not own.beyond
+            for said in [solvers(own)]
+            if said
+        ],
+        beside=[*fastest_solvers(judged), *elsewhere(judged)],
         decisions=decisions(judged),
         pairs=_pairs(judged),
         headings=headings(results),

@@ -12,7 +12,15 @@ from stateline.reports.answers import Answers, answers
 from stateline.reports.budgets import Budget
 from stateline.reports.conclusions import PairRow, conclusions, pair_rows
 from stateline.reports.costs import disturbance
-from stateline.reports.decision import CHOSEN, HEADINGS, decisions, elsewhere, question, who_solved
+from stateline.reports.decision import (
+    CHOSEN,
+    HEADINGS,
+    decisions,
+    elsewhere,
+    fastest_solvers,
+    question,
+    solvers,
+)
 from stateline.reports.format import DASH, fold, words
 from stateline.reports.outlook import outlook
 from stateline.reports.records import task_label
@@ -79,7 +87,7 @@ def _print_pairs(found: Answers, console: Console) -> None:
 def _print_decisions(found: Answers, console: Console) -> None:
     """Print who solved each task, and which model to take: a row per length, its answer first."""
     results = found.results
-    solved = who_solved(found)
+    solved = {own.label: solvers(own) for own in found.every if not own.beyond}
     drawn = RichTable(box=None, show_header=False, padding=(0, 1, 0, 2), pad_edge=False)
     drawn.add_column()
     drawn.add_column(overflow="fold")
@@ -97,7 +105,7 @@ def _print_decisions(found: Answers, console: Console) -> None:
     if drawn.row_count:
         console.print(Text(f"\n{question(found)}", style="bold"))
         console.print(drawn)
-    for sentence in elsewhere(found):
+    for sentence in [*fastest_solvers(found), *elsewhere(found)]:
         console.print(Text(f"- {sentence}"))
     for task in results.tasks:
         for sentence in outlook(results, task):
