@@ -203,15 +203,16 @@ def test_a_worse_model_beyond_the_budget_is_no_next_choice(make):
     ],
 )
 def test_many_models_that_are_not_told_apart_are_counted(make, same, said, folded):
+    """Of six models, five seeds that agree are enough."""
     task = make.task(problems=1024, eval_lengths=[10])
-    scores = {name: [0.9 if n < same else 0.2] * 3 for n, name in enumerate("abcde")}
-    scores = {"best": [0.905] * 3, **scores}
+    scores = {name: [0.9 if n < same else 0.2] * 5 for n, name in enumerate("abcde")}
+    scores = {"best": [0.905] * 5, **scores}
     results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
     (row,) = decided(results).values()
-    assert (row.sure, row.alike) == (f"not told apart from {said} (3 seeds)", folded)
+    assert (row.sure, row.alike) == (f"not told apart from {said} (5 seeds)", folded)
     page = page_of(results)
     assert (f"<details><summary>which</summary>{folded}</details>" in page) == bool(folded)
-    assert (f"(3 seeds): {folded}" in printed(results, width=200)) == bool(folded)
+    assert (f"(5 seeds): {folded}" in printed(results, width=200)) == bool(folded)
 
 
 @pytest.mark.parametrize(("further", "helps"), [(0, False), (10, True)])
@@ -222,7 +223,7 @@ def test_seeds_that_would_help_are_asked_for(make, further, helps):
     scores |= {f"c{n}": [0.1, 0.3, 0.5] for n in range(further)}
     results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
     (row,) = decided(results).values()
-    assert ("(3 seeds; try 4)" in row.sure) == helps
+    assert ("(3 seeds; try 6)" in row.sure) == helps
     assert (row.sure == "clearly best (3 seeds)") != helps
 
 
