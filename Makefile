@@ -46,7 +46,7 @@ test-all: test
 COUNT ?= 300
 SEED ?= 0
 fuzz: .venv/ready
-	$(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED)
+	$(BIN)/python -m tests.refusals.fuzz --count $(COUNT) --seed $(SEED)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ import torch
 
 import stateline
 from stateline import LanguageModel, ModelConfig
-from stateline.generate.session import Session, prefill
+from stateline.generate import Session, prefill
 from stateline.layers import H3
 
 PACKAGE = Path(stateline.__file__).parent

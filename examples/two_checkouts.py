@@ -55,7 +55,7 @@ DECODED = """
 import sys, time
 import torch
 from stateline import LanguageModel, ModelConfig
-from stateline.generate.session import Session, prefill
+from stateline.generate import Session, prefill
 
 pattern, how, rows, tokens, d_model = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 torch.set_num_threads(1)

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stateline.runs.verdict import FIRST_LOOK, Kind, judge
+from stateline.runs.verdict import FIRST_LOOK, ScoreKind, judge
 
 PROBLEMS, GOAL, CHANCE = 1024, 0.95, 0.25
-SHARES = Kind(higher_is_better=True, problems=PROBLEMS, solved_at=GOAL)
-LOSSES = Kind(higher_is_better=False)
+SHARES = ScoreKind(higher_is_better=True, problems=PROBLEMS, solved_at=GOAL)
+LOSSES = ScoreKind(higher_is_better=False)
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 
@@ -33,7 +33,7 @@ def kinds(solved: float, low: float = 0.3) -> Draw:
     )
 
 
-SHAPES: dict[str, tuple[Kind, Draw]] = {
+SHAPES: dict[str, tuple[ScoreKind, Draw]] = {
     "normal": (LOSSES, lambda rng, size: rng.normal(2.0, 0.05, size)),
     "heavy tail (t, 2 degrees)": (LOSSES, lambda rng, size: 2 + 0.05 * rng.standard_t(2, size)),
     "skewed (log-normal)": (LOSSES, lambda rng, size: rng.lognormal(0, 1, size)),
@@ -50,7 +50,7 @@ SHAPES: dict[str, tuple[Kind, Draw]] = {
 }
 """Shapes of the distribution of a score over seeds."""
 
-PLANTED: dict[str, tuple[Kind, Draw, Draw]] = {
+PLANTED: dict[str, tuple[ScoreKind, Draw, Draw]] = {
     f"{times} deviations": (
         LOSSES,
         lambda rng, size, times=times: rng.normal(2.0 - 0.05 * times, 0.05, size),
@@ -69,7 +69,7 @@ PLANTED: dict[str, tuple[Kind, Draw, Draw]] = {
 """The scores of a better model and of others."""
 
 
-def told(kind: Kind, scores: np.ndarray, looks: int) -> set[tuple[str, str]]:
+def told(kind: ScoreKind, scores: np.ndarray, looks: int) -> set[tuple[str, str]]:
     """The pairs that are told apart, of models by row."""
     named = {str(model): own for model, own in enumerate(scores.tolist())}
     return judge(named, kind, looks=looks).better

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from stateline import LanguageModel, ModelConfig
 from stateline.capacity import (
     BITS,
-    Measured,
+    ScoreByBits,
     blur_state,
     copy_error,
     copy_error_bound,
@@ -112,15 +112,15 @@ def test_numbers_that_never_change_and_positions_stay() -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> Measured:
+def measured() -> ScoreByBits:
     return measure(ngram_copier(3), Copying(), 4, batches=2)
 
 
-def test_without_bits_all_answers_are_one(measured: Measured) -> None:
+def test_without_bits_all_answers_are_one(measured: ScoreByBits) -> None:
     assert measured.by_bits[0] <= 1 / 64  # of 64 strings of a batch
 
 
-def test_with_many_bits_the_score_is_that_of_the_whole_state(measured: Measured) -> None:
+def test_with_many_bits_the_score_is_that_of_the_whole_state(measured: ScoreByBits) -> None:
     assert measured.by_bits[16] == measured.whole == 1.0
     assert set(measured.by_bits) == set(BITS)
 
@@ -139,7 +139,7 @@ def test_a_construction_bears_little_noise_and_not_as_much_as_its_range() -> Non
     assert found.by_bits[8] == found.whole == 1.0
 
 
-def test_the_numbers_of_the_state_are_counted(measured: Measured) -> None:
+def test_the_numbers_of_the_state_are_counted(measured: ScoreByBits) -> None:
     width = ngram_copier(3).d_model
     assert measured.numbers == 2 * 2 * 5 * width  # two layers; keys and values of BOS, 4 letters
 
@@ -157,7 +157,7 @@ def test_the_numbers_of_the_state_are_counted(measured: Measured) -> None:
 def test_needed_are_the_bits_from_which_on_the_score_holds(
     by_bits: dict[int, float], needed: int | None
 ) -> None:
-    assert Measured(1, 1.0, by_bits).needed == needed
+    assert ScoreByBits(1, 1.0, by_bits).needed == needed
 
 
 def test_tasks_that_are_not_decoded_are_refused() -> None:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.generate import Session, prefill
-from stateline.generate.session import check_model
+from stateline.generate.session_state import check_model
 from stateline.layers.base import AnyLayer, require_causal
 from stateline.layers.state import State
 from stateline.models.language_model import LanguageModel
@@ -109,7 +109,7 @@ def longest_copy(model: LanguageModel, n_letters: int = 26) -> int | None:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ScoreByBits:
     """How a score depends on the precision of the state.
 
     Attributes:
@@ -147,7 +147,7 @@ def measure(
     bits: tuple[int, ...] = BITS,
     batches: int = 4,
     noise: bool = False,
-) -> Measured:
+) -> ScoreByBits:
     """Score a model whose state is rounded before it reads the last token of each prompt.
 
     In copying, the last token is SEP, so that the whole copy is a function of ``bits * numbers``
@@ -197,7 +197,7 @@ def measure(
 
     leaves = pytree.tree_leaves(states[0].model)
     numbers = sum(leaf[0].numel() for leaf in leaves if leaf.is_floating_point())
-    return Measured(numbers, score(None), {b: score(b) for b in bits})
+    return ScoreByBits(numbers, score(None), {b: score(b) for b in bits})
 
 
 def _batches_of_one_length(task: Any, length: int, count: int) -> list[tuple[Tensor, Tensor]]:

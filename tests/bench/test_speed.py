@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stateline.bench import side_by_side, speed, timing
-from stateline.bench.side_by_side import Measured, measure
+from stateline.bench.side_by_side import Timed, measure
 from stateline.bench.speed import Cell, Subject
 from stateline.bench.timing import Timing
 from stateline.models.config import ModelConfig
@@ -41,13 +41,13 @@ def test_every_phase_of_every_model_has_a_speed(pattern: str) -> None:
 
 def test_a_speed_is_tokens_over_seconds() -> None:
     for cell, tokens in zip(CELLS, (32, 8, 64), strict=True):
-        measured = Measured(cell, Timing(9.0, (1.0, 2.0, 4.0)))
+        measured = Timed(cell, Timing(9.0, (1.0, 2.0, 4.0)))
         assert measured.speeds == (tokens, tokens / 2, tokens / 4)
         assert measured.spread == (tokens / 4, tokens / 2, tokens)  # too few for quartiles
 
 
 def test_of_many_rounds_the_spread_is_that_of_the_quartiles() -> None:
-    measured = Measured(Cell("train", 1, 1), Timing(9.0, tuple(1 / n for n in range(1, 102))))
+    measured = Timed(Cell("train", 1, 1), Timing(9.0, tuple(1 / n for n in range(1, 102))))
     assert measured.spread == pytest.approx((26, 51, 76))
 
 
@@ -137,7 +137,7 @@ class Pretended(Subject):
         return ""
 
 
-def speeds_of(*seconds: Callable[[], float], clock: Clock) -> list[Measured]:
+def speeds_of(*seconds: Callable[[], float], clock: Clock) -> list[Timed]:
     subjects = {str(n): Pretended(clock, call) for n, call in enumerate(seconds)}
     found = measure(subjects, [Cell("prefill", 100, 1)], 0.4)
     return [found[name][0] for name in subjects]
@@ -154,7 +154,7 @@ def noise(seed: int, busy: bool) -> Callable[[], float]:
     return seconds
 
 
-def overlap(one: Measured, other: Measured) -> bool:
+def overlap(one: Timed, other: Timed) -> bool:
     assert one.spread
     assert other.spread
     return one.spread[0] <= other.spread[2] and other.spread[0] <= one.spread[2]

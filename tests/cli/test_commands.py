@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stateline.capacity import Measured, measure
+from stateline.capacity import ScoreByBits, measure
 from stateline.cli import main
 from stateline.generate import generate
 from stateline.layers import LAYERS, FeedForward
@@ -90,7 +90,7 @@ class TestCapacity:
         verdict: str,
     ) -> None:
         said(capsys, *train(tmp_path))
-        found = Measured(7, whole, by_bits)
+        found = ScoreByBits(7, whole, by_bits)
         monkeypatch.setattr("stateline.capacity.measure", lambda *_, **__: found)
         monkeypatch.setattr(Copying, "chance", lambda _: 0.0)
         shown = said(capsys, "capacity", str(tmp_path))

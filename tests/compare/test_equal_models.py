@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stateline.compare import Comparison, compare
-from stateline.runs.verdict import Kind, judge
+from stateline.runs.verdict import ScoreKind, judge
 
 RECALL = "associative_recall(length=8, batch_size=16)"
 
@@ -33,7 +33,7 @@ def test_a_planted_pair_is_never_told_apart_in_20_trials(tmp_path: Path) -> None
         ]
         for model in results.models
     }
-    same = judge(scores, Kind(True, task.problems))
+    same = judge(scores, ScoreKind(True, task.problems))
     assert not {("first", "second"), ("second", "first")} & same.better
     assert scores["first"] == scores["second"]
     trials = list(combinations(range(6), 3))
@@ -43,4 +43,4 @@ def test_a_planted_pair_is_never_told_apart_in_20_trials(tmp_path: Path) -> None
             "first": [scores["first"][seed] for seed in half],
             "second": [scores["first"][seed] for seed in set(range(6)) - set(half)],
         }
-        assert not judge(halves, Kind(True, task.problems)).better
+        assert not judge(halves, ScoreKind(True, task.problems)).better

@@ -12,7 +12,7 @@ from stateline.compare import Comparison, Job, compare, plan
 from stateline.compare.seeds import Seeds
 from stateline.errors import InputError
 from stateline.runs.results import RunRecord, to_json
-from stateline.runs.verdict import ERROR_RATE, Kind, judge
+from stateline.runs.verdict import ERROR_RATE, ScoreKind, judge
 from stateline.tasks import make_task
 
 TRIALS, MOST, PROBLEMS = 200, 6, 1024
@@ -54,7 +54,7 @@ def planted(
             seeds.after(job, SimpleNamespace(by_length={8: {of.metric: value}}))  # type: ignore[arg-type]
             done.append(job)
     spent = {m: own[: sum(job.label == m for job in done)] for m, own in scores.items()}
-    kind = Kind(of.higher_is_better, PROBLEMS, of.solved_at)
+    kind = ScoreKind(of.higher_is_better, PROBLEMS, of.solved_at)
     return judge(spent, kind, looks=seeds.looks), len(done)
 
 

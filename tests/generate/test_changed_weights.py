@@ -13,7 +13,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from stateline.data.tokenizer import ByteTokenizer
 from stateline.errors import InputError
 from stateline.generate import PrefixStates, Read, generate, prefill
-from stateline.generate.session import Session, extend
+from stateline.generate.session import Session
+from stateline.generate.session_state import extend
 from stateline.generate.speculative import Speculation
 from stateline.hf.cache import StatelineCache
 from stateline.layers import load_state, save_state

@@ -16,7 +16,8 @@ from stateline.errors import InputError
 from stateline.generate import graphs
 from stateline.generate.graphs import Graphs
 from stateline.generate.sampling import Sampling
-from stateline.generate.session import Session, prefill
+from stateline.generate.session import Session
+from stateline.generate.session_state import prefill
 from stateline.layers import LAYERS
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel

@@ -53,7 +53,7 @@ def test_a_continued_text_has_the_bits_of_a_text_with_the_same_cuts(
 def test_a_text_that_continues_at_a_multiple_has_the_bits_of_prefill(
     build: Build, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateline.generate.session.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("stateline.generate.session_state.PREFILL_CHUNK", 8)
     model = build(pattern)
     states = PrefixStates(model, every=8)
     states.read(TEXT[:17])

@@ -58,7 +58,7 @@ def test_greedy_tokens_are_the_likeliest_of_the_whole_forward_pass(
 def test_prompts_longer_than_a_prefill_chunk_are_no_different(
     build: Build, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    monkeypatch.setattr("stateline.generate.session.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("stateline.generate.session_state.PREFILL_CHUNK", 8)
     made = build("attention(position=rope) h3(d_state=8)", max_len=30)
     prompt = torch.randint(VOCAB, (2, length), generator=torch.Generator().manual_seed(0))
     assert generate(made, prompt, 5).equal(greedy_without_state(made, prompt, 5))

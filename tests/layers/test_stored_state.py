@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from stateline.generate.session import Session, prefill
+from stateline.generate.session import Session
+from stateline.generate.session_state import prefill
 from stateline.layers import LAYERS
 from stateline.layers.state import copied, nbytes
 from stateline.layers.stored_state import stored, stored_bytes

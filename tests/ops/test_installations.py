@@ -124,7 +124,8 @@ LAYER_BY_LAYER = """
 import torch
 from stateline import LanguageModel, ModelConfig
 from stateline.cli import main
-from stateline.generate.session import Session, prefill
+from stateline.generate.session_state import prefill
+from stateline.generate.session import Session
 from stateline.layers import LAYERS
 
 tokens = torch.randint(7, (2, 12))

@@ -15,7 +15,7 @@ from stateline.models.sequence_head import ClassifierConfig
 from stateline.models.size import count_parameters
 from stateline.papers.plan import check_columns, resolve
 from stateline.papers.record import measure
-from stateline.papers.table import Column, Row, Table, find_table, find_tables, make_table
+from stateline.papers.table import Column, Table, TableRow, find_table, find_tables, make_table
 from stateline.runs.results import CurvePoint, RunRecord, TaskRecord
 from stateline.tasks import TASKS, GeneratedTask, LabelledTask, RowsTask, Task, make_task
 from stateline.train.config import TrainConfig
@@ -27,7 +27,7 @@ TABLES = find_tables(RECIPES)
 made_task = cache(make_task)
 
 
-def resolved(name: str) -> Iterator[tuple[Row, list[Column], Recipe, str]]:
+def resolved(name: str) -> Iterator[tuple[TableRow, list[Column], Recipe, str]]:
     """Every row of a table at each size, with its columns, its model and its task."""
     _, table = find_table(name, RECIPES)
     for size in table.sizes:
@@ -164,5 +164,5 @@ def test_a_task_that_improves_downwards_reaches_its_goal_from_above() -> None:
 
 
 def test_rows_have_the_names_of_their_labels_and_places() -> None:
-    assert Row(label="a", pattern="h3", x=0.5).name == "a, 0.5"
+    assert TableRow(label="a", pattern="h3", x=0.5).name == "a, 0.5"
     assert isinstance(find_table("h3/table_12", RECIPES)[1], Table)

@@ -11,7 +11,7 @@ import pytest
 
 from stateline.runs.verdict import (
     ERROR_RATE,
-    Kind,
+    ScoreKind,
     Share,
     barnard,
     judge,
@@ -21,7 +21,7 @@ from stateline.runs.verdict import (
 )
 
 PROBLEMS = 1024
-SHARES = Kind(higher_is_better=True, problems=PROBLEMS)
+SHARES = ScoreKind(higher_is_better=True, problems=PROBLEMS)
 
 
 def drawn(rng: np.random.Generator, mean: float, spread: float, seeds: int) -> list[float]:
@@ -39,7 +39,7 @@ FIVE = {
 }
 """Strings copied by three seeds of five models, one of which once was lucky."""
 
-COPYING = Kind(higher_is_better=True, problems=1024, solved_at=0.95)
+COPYING = ScoreKind(higher_is_better=True, problems=1024, solved_at=0.95)
 
 
 def test_a_lucky_seed_of_one_model_leaves_the_verdicts_of_the_others() -> None:
@@ -66,7 +66,7 @@ def test_a_pair_is_told_apart_where_its_interval_leaves_zero_out() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         scores = {name: list(rng.normal(mean, 1, 4)) for mean, name in enumerate("abcd")}
-        for pair in judge(scores, Kind(True)).pairs:
+        for pair in judge(scores, ScoreKind(True)).pairs:
             if pair.difference.shares is None:
                 assert pair.told == (pair.difference.interval[0] > 0)
 
@@ -162,17 +162,17 @@ def test_a_real_difference_is_found_in_every_one_of_20_trials() -> None:
 
 def test_a_lower_score_wins_where_lower_is_better() -> None:
     scores = {"a": [2.1, 2.11, 2.1], "b": [1.5, 1.51, 1.5]}
-    assert judge(scores, Kind(False)).winner == "b"
-    assert judge(scores, Kind(True)).winner == "a"
+    assert judge(scores, ScoreKind(False)).winner == "b"
+    assert judge(scores, ScoreKind(True)).winner == "a"
 
 
 def test_scores_that_are_identical_tie() -> None:
-    verdict = judge({"a": [1.0, 1.0, 1.0], "b": [1.0, 1.0, 1.0]}, Kind(True))
+    verdict = judge({"a": [1.0, 1.0, 1.0], "b": [1.0, 1.0, 1.0]}, ScoreKind(True))
     assert (verdict.order, verdict.better, verdict.winner) == (["a", "b"], set(), None)
 
 
 def test_scores_without_any_spread_differ() -> None:
-    assert judge({"a": [1.0, 1.0, 1.0], "b": [2.0, 2.0, 2.0]}, Kind(True)).winner == "b"
+    assert judge({"a": [1.0, 1.0, 1.0], "b": [2.0, 2.0, 2.0]}, ScoreKind(True)).winner == "b"
 
 
 @pytest.mark.parametrize(("seeds", "t"), [(2, 4.303), (3, 2.776), (5, 2.306)])
@@ -182,7 +182,7 @@ def test_a_pair_is_told_apart_from_the_printed_limit_of_t(seeds: int, t: float) 
     limit = t * stdev(scores) * math.sqrt(2 / seeds)
     for shift, told in [(1.01 * limit, True), (0.99 * limit, False)]:
         shifted = [score + shift for score in scores]
-        assert bool(judge({"a": scores, "b": shifted}, Kind(True)).better) == told
+        assert bool(judge({"a": scores, "b": shifted}, ScoreKind(True)).better) == told
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])
@@ -191,7 +191,7 @@ def test_models_that_only_some_seeds_solve_are_judged_by_the_share_of_these(
 ) -> None:
     """By its mean, the model that never solves the task would be above one that seldom does."""
     sign = 1.0 if higher_is_better else -1.0
-    kind = Kind(higher_is_better, solved_at=0.95 * sign)
+    kind = ScoreKind(higher_is_better, solved_at=0.95 * sign)
     scores = {"never": [0.94] * 9, "seldom": [0.96] * 3 + [0.3] * 6, "often": [0.96] * 9}
     verdict = judge({name: [sign * v for v in own] for name, own in scores.items()}, kind)
     assert verdict.order == ["often", "seldom", "never"]
@@ -203,13 +203,13 @@ def test_models_that_only_some_seeds_solve_are_judged_by_the_share_of_these(
 def test_a_look_that_points_the_other_way_is_no_evidence(later: float) -> None:
     """After three seeds b was better; with all six, a is."""
     scores = {"a": [0.2, 0.201, 0.2, later, later, later], "b": [0.3, 0.301, 0.3]}
-    assert not judge(scores, Kind(True, solved_at=0.95), looks=4).better
+    assert not judge(scores, ScoreKind(True, solved_at=0.95), looks=4).better
 
 
 def test_models_on_one_side_of_two_kinds_are_told_apart_by_their_scores() -> None:
     """One bad seed of another model does not hide a clear difference."""
     scores = {"a": [2.0, 2.01, 2.0], "b": [2.5, 2.51, 2.5], "odd": [2.0, 2.01, 4.5]}
-    assert judge(scores, Kind(False)).better == {("a", "b")}
+    assert judge(scores, ScoreKind(False)).better == {("a", "b")}
 
 
 @pytest.mark.parametrize("own", [[], [0.99], [0.99, None, 0.99], [math.nan, 0.99]])

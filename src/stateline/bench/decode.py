@@ -11,7 +11,7 @@ from stateline.bench.peers import PeerLayer
 from stateline.bench.peers_hf import Mamba
 from stateline.bench.record import Figure, Skipped
 from stateline.bench.speed import read
-from stateline.bench.suites import Settings, build_model, figure_of, layers_of
+from stateline.bench.suites import BenchSettings, build_model, figure_of, layers_of
 from stateline.bench.timing import Call, Timing, interleave, stopwatch
 from stateline.generate.graphs import Graphs
 from stateline.layers import Stack
@@ -34,7 +34,7 @@ LONG_SECONDS = 10.0
 
 
 def bench_decode(
-    settings: Settings,
+    settings: BenchSettings,
     configs: Mapping[str, ModelConfig],
     batches: Sequence[int],
     peers: Mapping[str, Mamba],
@@ -85,7 +85,7 @@ def _prefills(fill: Mapping[str, Call], device: torch.device) -> dict[str, Timin
     return {name: timed.get(name) or Timing(first[name], (first[name],)) for name in fill}
 
 
-def bench_layer_decoding(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure]:
+def bench_layer_decoding(settings: BenchSettings, patterns: Sequence[str]) -> Iterator[Figure]:
     """Prefill and decoding by single layers, and by the peers that can decode."""
     for pattern in patterns:
         ours, peers = layers_of(pattern, settings)

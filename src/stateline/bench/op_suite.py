@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from stateline import ops
 from stateline.bench.memory import peak_bytes
 from stateline.bench.record import Figure, Skipped
-from stateline.bench.suites import BOTH, FORWARD, Settings, call_of, figure_of, first_call
+from stateline.bench.suites import BOTH, FORWARD, BenchSettings, call_of, figure_of, first_call
 from stateline.bench.timing import interleave
 from stateline.ops import OPS, use_backend
 from stateline.ops.op import Sizes
@@ -73,7 +73,7 @@ def _is_leaf(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
+def bench_ops(settings: BenchSettings, names: Sequence[str]) -> Iterator[Figure]:
     """Every op by itself: forward, and forward with backward, by length and backend."""
     for name in names:
         known: dict[tuple[str, str], tuple[float, float]] = {}

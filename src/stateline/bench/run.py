@@ -14,7 +14,7 @@ from stateline.bench.op_suite import bench_ops
 from stateline.bench.peaks import measure_peaks
 from stateline.bench.peers import find_models, find_peers, find_trained
 from stateline.bench.record import Benchmark, Figure
-from stateline.bench.suites import Settings, bench_layers, bench_train
+from stateline.bench.suites import BenchSettings, bench_layers, bench_train
 from stateline.bench.timing import use_threads, watch_load
 from stateline.devices import resolve_device
 from stateline.errors import InputError, check_choice
@@ -48,7 +48,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
         peers = find_peers(given.against, given.patterns) if given.suite == "layers" else {}
         tell("the machine's own peaks")
         peaks = measure_peaks(device, dtype)
-        settings = Settings(
+        settings = BenchSettings(
             device=device,
             dtype=dtype,
             lengths=given.lengths,
@@ -84,7 +84,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
     )
 
 
-def _suite(given: Any, device: torch.device) -> Callable[[Settings], Iterator[Figure]]:
+def _suite(given: Any, device: torch.device) -> Callable[[BenchSettings], Iterator[Figure]]:
     """What to measure; modules of other projects are looked up before the first measurement."""
     if given.suite == "ops":
         return partial(bench_ops, names=given.only or list(OPS))

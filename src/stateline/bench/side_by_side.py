@@ -28,7 +28,7 @@ than the rounds show: their tensors lie at other places in memory (``examples/eq
 
 
 @dataclass(frozen=True)
-class Measured:
+class Timed:
     """One model in one cell.
 
     Attributes:
@@ -93,7 +93,7 @@ def measure(
     seconds: float,
     tell: Callable[[Cell], object] = lambda _: None,
     most_seconds: float = MOST_SECONDS,
-) -> dict[str, list[Measured]]:
+) -> dict[str, list[Timed]]:
     """Time all models in turns, cell by cell.
 
     A cell that is predicted to take too long or too much memory for a model is left out, and so is
@@ -110,7 +110,7 @@ def measure(
         By model, one entry per cell.
     """
     models = {name: _Model(subject, most_seconds) for name, subject in subjects.items()}
-    found: dict[str, list[Measured]] = {name: [] for name in subjects}
+    found: dict[str, list[Timed]] = {name: [] for name in subjects}
     for cell in cells:
         tell(cell)
         for name, measured in _measure_cell(models, cell, seconds):
@@ -120,7 +120,7 @@ def measure(
 
 def _measure_cell(
     models: Mapping[str, _Model], cell: Cell, seconds: float
-) -> Iterator[tuple[str, Measured]]:
+) -> Iterator[tuple[str, Timed]]:
     device = next(iter(models.values())).subject.device
     free = available_bytes(device)
     share = None if free is None else MEMORY_SHARE * free / len(models)
@@ -134,11 +134,11 @@ def _measure_cell(
         except (_LeftOut, InputError, MemoryError, RuntimeError) as error:  # or no CUDA memory
             calls.pop(name, None)
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            yield name, Measured(cell, skipped=reason)
+            yield name, Timed(cell, skipped=reason)
     timings = interleave(calls, seconds=seconds, device=device, first=first)
     for name, timing in timings.items():
         _note(models[name], cell, timing.median)
-        yield name, Measured(cell, timing, peak_bytes(calls[name], device))
+        yield name, Timed(cell, timing, peak_bytes(calls[name], device))
 
 
 class _LeftOut(Exception):

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.bench.timing import Call
 from stateline.generate.graphs import Graphs
-from stateline.generate.session import PREFILL_CHUNK
+from stateline.generate.session_state import PREFILL_CHUNK
 from stateline.layers import AnyLayer
 from stateline.layers.decoder import Decoder
 from stateline.layers.state import select_rows

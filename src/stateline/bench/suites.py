@@ -32,7 +32,7 @@ MOST_COPIES = 8
 
 
 @dataclass
-class Settings:
+class BenchSettings:
     """The settings of all suites.
 
     Attributes:
@@ -116,7 +116,7 @@ def first_call(call: Call, device: torch.device) -> tuple[str, float]:
         return next(iter(str(error).splitlines()), type(error).__name__), 0.0
 
 
-def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure]:
+def bench_layers(settings: BenchSettings, patterns: Sequence[str]) -> Iterator[Figure]:
     """Single layers without norm and feed-forward, and peers, by length and backend."""
     for pattern in patterns:
         ours, peers = layers_of(pattern, settings)
@@ -129,7 +129,7 @@ def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure
 
 
 def bench_train(
-    settings: Settings,
+    settings: BenchSettings,
     patterns: Sequence[str],
     tasks: Sequence[str],
     peers: Mapping[str, BuildTrained],
@@ -152,13 +152,13 @@ def bench_train(
             yield from settings.timed(f"{pattern} on {spec}", "update", sizes, calls)
 
 
-def build_model(config: ModelConfig, settings: Settings) -> Any:
+def build_model(config: ModelConfig, settings: BenchSettings) -> Any:
     """A model with the same initial weights each time."""
     torch.manual_seed(0)
     return make_model(config).to(settings.device, settings.dtype)
 
 
-def layers_of(pattern: str, settings: Settings) -> tuple[Stack, dict[str, nn.Module]]:
+def layers_of(pattern: str, settings: BenchSettings) -> tuple[Stack, dict[str, nn.Module]]:
     """A layer of ours, and the layers of other projects."""
     peers = {}
     for name, build in settings.peers.get(layer_of(pattern), {}).items():

@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 import altair as alt
 
-from stateline.charts.style import HEIGHT, WIDTH, Model, config
+from stateline.charts.style import HEIGHT, WIDTH, ModelStyle, config
 
-Row = dict[str, Any]
+Datum = dict[str, Any]
 
 SHOWN = "(!length(shown) || indexof(shown, datum.model) >= 0)"
 """An expression: true for marks of the models that the reader has chosen, or if none is chosen."""
@@ -86,8 +86,8 @@ class Chart(NamedTuple):
     name: str
     title: str
     notes: tuple[str, ...]
-    models: list[Model]
-    rows: list[Row]
+    models: list[ModelStyle]
+    rows: list[Datum]
     layers: list[alt.Chart]
 
     @property
@@ -126,7 +126,7 @@ def side_by_side(charts: Sequence[Chart]) -> dict[str, Any]:
     return row.configure(**config(legend=True)).to_dict(validate=False)
 
 
-def by_model(models: Sequence[Model]) -> dict[str, Any]:
+def by_model(models: Sequence[ModelStyle]) -> dict[str, Any]:
     """The encodings of a layer that shows models: a colour and a shape for each."""
     names = [model.name for model in models]
     colours = alt.Scale(domain=names, range=[model.colour for model in models])
@@ -152,6 +152,6 @@ def numbers(titles: dict[str, str]) -> list[alt.Tooltip]:
     return [alt.Tooltip("model:N", title="model"), *found]
 
 
-def own_rows(rows: Sequence[Row]) -> alt.Chart:
+def own_rows(rows: Sequence[Datum]) -> alt.Chart:
     """A layer with rows of its own."""
     return alt.Chart(alt.InlineData(values=list(rows)))

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-Call = tuple[str, Mapping[str, Any]]
+RendererCall = tuple[str, Mapping[str, Any]]
 """A function of vl-convert and its arguments."""
 
 _drawn: dict[str, str] = {}
@@ -23,7 +23,7 @@ class CannotDrawError(RuntimeError):
     """Nothing can be drawn here; the message says why."""
 
 
-def draw(calls: Iterable[Call]) -> list[str]:
+def draw(calls: Iterable[RendererCall]) -> list[str]:
     """Call functions of vl-convert; results of earlier calls are cached.
 
     Args:

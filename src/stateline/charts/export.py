@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stateline.charts.chart import Chart, side_by_side
-from stateline.charts.draw import Call, CannotDrawError, draw
+from stateline.charts.draw import CannotDrawError, RendererCall, draw
 from stateline.errors import InputError
 from stateline.files import write_atomically
 
@@ -66,7 +66,7 @@ def _image(spec: dict[str, Any], form: str) -> bytes:
     return base64.b64decode(drawn) if form == "png" else _numbered(drawn).encode()
 
 
-def _call(spec: dict[str, Any], form: str) -> Call:
+def _call(spec: dict[str, Any], form: str) -> RendererCall:
     more = {"scale": SCALE, "ppi": 72} if form == "png" else {}
     return f"vegalite_to_{form}", {"vl_spec": spec, **more}
 

@@ -45,7 +45,7 @@ class Box(NamedTuple):
         )
 
 
-class Place(NamedTuple):
+class LabelPlace(NamedTuple):
     """Where a name is drawn.
 
     Attributes:
@@ -71,7 +71,7 @@ def place_names(
     marks: Sequence[Box],
     lines: Sequence[Box],
     size: tuple[float, float],
-) -> list[Place | None]:
+) -> list[LabelPlace | None]:
     """A place for each name beside its mark; ``None`` where every place is covered.
 
     A name covers no other name and no mark. Of the remaining places, it gets the one that the
@@ -85,7 +85,7 @@ def place_names(
     """
     taken = list(marks)
     area = Box(0.0, -ABOVE, *size)
-    found: list[Place | None] = []
+    found: list[LabelPlace | None] = []
     for text, x, y in names:
         width = min(float(LONGEST), CHARACTER * len(text))
         free = [
@@ -114,7 +114,7 @@ def spread_out(heights: Sequence[float]) -> list[float]:
     return moved
 
 
-def _inside(place: Place, area: Box) -> bool:
+def _inside(place: LabelPlace, area: Box) -> bool:
     box = place.box
     return (
         area.left <= box.left
@@ -124,7 +124,9 @@ def _inside(place: Place, area: Box) -> bool:
     )
 
 
-def _place(x: float, y: float, width: float, distance: float, sides: tuple[_Side, _Side]) -> Place:
+def _place(
+    x: float, y: float, width: float, distance: float, sides: tuple[_Side, _Side]
+) -> LabelPlace:
     side, level = sides
     dx, dy = side * distance, level * (distance + (LINE / 2 if side == 0 else 0))
     left = x + dx - {1: 0.0, 0: width / 2, -1: width}[side]
@@ -132,4 +134,4 @@ def _place(x: float, y: float, width: float, distance: float, sides: tuple[_Side
     align: Literal["left", "center", "right"] = (
         "left" if side == 1 else "right" if side == -1 else "center"
     )
-    return Place(dx, dy, align, box)
+    return LabelPlace(dx, dy, align, box)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import altair as alt
 
-from stateline.charts.chart import Axis, Chart, Row, by_model, numbers, opacity, own_rows
+from stateline.charts.chart import Axis, Chart, Datum, by_model, numbers, opacity, own_rows
 from stateline.charts.labels import LONGEST, spread_out
-from stateline.charts.style import HEIGHT, INK, Model
+from stateline.charts.style import HEIGHT, INK, ModelStyle
 
 OUTLIER_GAP = 0.5
 """Smallest gap, as a share of the range of all values, that separates outliers."""
@@ -37,7 +37,7 @@ class Point(NamedTuple):
 class Line(NamedTuple):
     """The points of one model, in order of x."""
 
-    model: Model
+    model: ModelStyle
     points: Sequence[Point]
 
 
@@ -123,7 +123,7 @@ def _within(value: float, domain: tuple[float, float] | None) -> bool:
     return domain is None or domain[0] <= value <= domain[1]
 
 
-def _rows(line: Line, above: Sequence[Line]) -> list[Row]:
+def _rows(line: Line, above: Sequence[Line]) -> list[Datum]:
     """The rows of a line; a line that others cover is wider, so that it stays visible."""
     beneath = sum(_coincide(line, other) for other in above)
     rows = []
@@ -156,7 +156,7 @@ def _coincide(line: Line, other: Line) -> bool:
 
 
 def _lines(
-    models: Sequence[Model], rows: Sequence[Row], axes: tuple[Axis, Axis]
+    models: Sequence[ModelStyle], rows: Sequence[Datum], axes: tuple[Axis, Axis]
 ) -> list[alt.Chart]:
     """Bands and lines."""
     x, y = (axis.encode for axis in axes)
@@ -172,7 +172,10 @@ def _lines(
 
 
 def _marks(
-    models: Sequence[Model], rows: Sequence[Row], axes: tuple[Axis, Axis], spread: tuple[str, str]
+    models: Sequence[ModelStyle],
+    rows: Sequence[Datum],
+    axes: tuple[Axis, Axis],
+    spread: tuple[str, str],
 ) -> list[alt.Chart]:
     """Marks, and larger areas around them that react to the pointer."""
     x, y = axes
@@ -186,12 +189,12 @@ def _marks(
     return [mark.encode(**place, **by_model(models)), area.encode(**place, tooltip=numbers(found))]
 
 
-def _spread(rows: Sequence[Row]) -> bool:
+def _spread(rows: Sequence[Datum]) -> bool:
     return any(row["low"] < row["high"] for row in rows)
 
 
 def _outside(
-    models: Sequence[Model], rows: Sequence[Row], axes: tuple[Axis, Axis]
+    models: Sequence[ModelStyle], rows: Sequence[Datum], axes: tuple[Axis, Axis]
 ) -> list[alt.Chart]:
     """Triangles at the edge for values off the scale."""
     x, y = axes

@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import altair as alt
 
-from stateline.charts.chart import Axis, Chart, Row, by_model, numbers, opacity, own_rows
+from stateline.charts.chart import Axis, Chart, Datum, by_model, numbers, opacity, own_rows
 from stateline.charts.labels import LONGEST, Box, mark_box, place_names
-from stateline.charts.style import HEIGHT, INK, WIDTH, Model
+from stateline.charts.style import HEIGHT, INK, WIDTH, ModelStyle
 
 
 class Spot(NamedTuple):
@@ -22,7 +22,7 @@ class Spot(NamedTuple):
         high: Highest seed.
     """
 
-    model: Model
+    model: ModelStyle
     costs: tuple[float, float, float]
     score: float
     low: float
@@ -111,7 +111,7 @@ def trade_off_chart(
 
 
 def _names(
-    rows: Sequence[Row], axes: tuple[Axis, Axis], place: dict[str, Any], *, less_cost: bool
+    rows: Sequence[Datum], axes: tuple[Axis, Axis], place: dict[str, Any], *, less_cost: bool
 ) -> list[alt.Chart]:
     """The names of the models on the front, beside their marks."""
     x, y = axes
@@ -140,7 +140,7 @@ def _names(
     return layers
 
 
-def _row(spot: Spot, on_front: bool) -> Row:
+def _row(spot: Spot, on_front: bool) -> Datum:
     """The row of a spot."""
     _, *cost_ends = spot.costs
     place = {"x": spot.cost, "y": spot.score, "low": spot.low, "high": spot.high}

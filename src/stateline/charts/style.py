@@ -39,7 +39,7 @@ WIDTH, HEIGHT = 300, 210
 """Size of the area of a chart inside its axes, in pixels."""
 
 
-class Model(NamedTuple):
+class ModelStyle(NamedTuple):
     """A model in charts: its name, and how it is drawn in all of them."""
 
     name: str
@@ -57,7 +57,7 @@ class Model(NamedTuple):
         return VARIABLES[self.colour]
 
 
-def styled(names: Sequence[str], families: Sequence[str] | None = None) -> list[Model]:
+def styled(names: Sequence[str], families: Sequence[str] | None = None) -> list[ModelStyle]:
     """Give each model a colour and a shape.
 
     Args:
@@ -70,12 +70,12 @@ def styled(names: Sequence[str], families: Sequence[str] | None = None) -> list[
     """
     groups = list(names if families is None else families)
     order = list(dict.fromkeys(groups))
-    models: list[Model] = []
+    models: list[ModelStyle] = []
     for name, group in zip(names, groups, strict=True):
         place = order.index(group) % len(COLOURS)
         own = [SHAPES.index(m.shape) for m in models if m.colour == COLOURS[place]]
         first = own[-1] + 1 if own else place
-        models.append(Model(name, COLOURS[place], SHAPES[first % len(SHAPES)]))
+        models.append(ModelStyle(name, COLOURS[place], SHAPES[first % len(SHAPES)]))
     return models
 
 

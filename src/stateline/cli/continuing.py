@@ -29,7 +29,7 @@ from stateline.generate import (
     Speculation,
     TextStream,
 )
-from stateline.generate.session import device_of
+from stateline.generate.session_state import device_of
 from stateline.layers import cat_states, nbytes
 from stateline.layers.state import save_state
 from stateline.models.language_model import LanguageModel

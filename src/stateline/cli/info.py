@@ -31,7 +31,7 @@ LENGTHS = [256, 1024, 4096, 16384, 65536]
 MAX_PERIOD = 16
 """Largest number of blocks in a repeated group that is folded."""
 
-Row = Mapping[str, Any]
+Facts = Mapping[str, Any]
 """A layer: its name, number of parameters, and bytes of state by length."""
 
 
@@ -169,7 +169,7 @@ def show(console: "Console", found: Mapping[str, Any]) -> None:
     console.print(costs)
 
 
-def folded(rows: Sequence[Row]) -> list[tuple[int, int, list[Row]]]:
+def folded(rows: Sequence[Facts]) -> list[tuple[int, int, list[Facts]]]:
     """Fold repeated blocks: index of the first row, number of repeats, and rows of one repeat.
 
     A feed-forward belongs to the block of the layer before it.
@@ -179,7 +179,7 @@ def folded(rows: Sequence[Row]) -> list[tuple[int, int, list[Row]]]:
         >>> [(start, count, len(group)) for start, count, group in folded([a, f, a, f, b, b])]
         [(0, 2, 2), (4, 2, 1)]
     """
-    blocks: list[list[Row]] = []
+    blocks: list[list[Facts]] = []
     for row in rows:
         if blocks and row["name"] == "FeedForward":
             blocks[-1].append(row)
@@ -194,7 +194,7 @@ def folded(rows: Sequence[Row]) -> list[tuple[int, int, list[Row]]]:
     return found
 
 
-def _repeats(blocks: Sequence[Sequence[Row]]) -> tuple[int, int]:
+def _repeats(blocks: Sequence[Sequence[Facts]]) -> tuple[int, int]:
     """Repeats and period such that the repeated blocks at the beginning cover the most blocks."""
     best = (1, 1)
     for period in range(1, min(MAX_PERIOD, len(blocks) // 2) + 1):

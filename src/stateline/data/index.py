@@ -14,9 +14,9 @@ from stateline.errors import InputError
 FORMAT, VERSION = "stateline-corpus", 1
 REPAIR = "repeat the command that made it, which writes what is missing"
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Numbers = Literal["|u1", "<u2", "<u4"]
+TokenDtype = Literal["|u1", "<u2", "<u4"]
 SplitName = Literal["train", "held_out", "test"]
 T = TypeVar("T")
 
@@ -41,9 +41,9 @@ class ShardEntry(msgspec.Struct, frozen=True):
     """The entry of a shard in the index; sizes are sums over its documents."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^(train|held_out|test)-[0-9]{5,9}\Z")]
-    documents: Count
-    tokens: Count
-    bytes: Count
+    documents: Whole
+    tokens: Whole
+    bytes: Whole
     sha256: Hash
     documents_sha256: Hash
 
@@ -54,8 +54,8 @@ class ShardDocuments(msgspec.Struct, frozen=True):
     plan: str
     sha256: Hash
     names: list[str]
-    tokens: list[Count]
-    bytes: list[Count]
+    tokens: list[Whole]
+    bytes: list[Whole]
 
     def check(self, entry: ShardEntry) -> None:
         """Raise ValueError if the sizes differ from those in the index, or tokens have no bytes."""
@@ -67,7 +67,7 @@ class ShardDocuments(msgspec.Struct, frozen=True):
             raise ValueError("it has tokens but no bytes")
 
 
-class Settings(msgspec.Struct, frozen=True):
+class CorpusSettings(msgspec.Struct, frozen=True):
     """The part of the recorded settings that readers use."""
 
     newlines: Newlines
@@ -78,8 +78,8 @@ class Index(msgspec.Struct, frozen=True):
 
     tokenizer: Hash
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
-    dtype: Numbers
-    settings: Settings
+    dtype: TokenDtype
+    settings: CorpusSettings
     splits: dict[SplitName, Annotated[list[ShardEntry], msgspec.Meta(min_length=1)]]
 
 

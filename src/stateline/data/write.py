@@ -21,9 +21,9 @@ from stateline.data.huggingface import SETTINGS
 from stateline.data.index import (
     FORMAT,
     VERSION,
-    Numbers,
     ShardDocuments,
     ShardEntry,
+    TokenDtype,
     TokenHash,
     parse,
 )
@@ -113,7 +113,7 @@ def _claim(folder: Path, plan: Plan) -> np.dtype[Any]:
         if file.is_file():
             recorded = _recorded(file)
             _compare(folder, recorded["settings"], plan.settings)
-            if recorded.get("dtype") in get_args(Numbers):
+            if recorded.get("dtype") in get_args(TokenDtype):
                 dtype = max(dtype, np.dtype(recorded["dtype"]), key=lambda each: each.itemsize)
             break
     else:

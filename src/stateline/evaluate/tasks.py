@@ -16,7 +16,7 @@ from stateline.errors import InputError
 from stateline.evaluate.division import by_rows
 from stateline.evaluate.losses import Buckets, losses_of
 from stateline.generate import answer, generate
-from stateline.generate.session import check_model, device_of
+from stateline.generate.session_state import check_model, device_of
 from stateline.layers.base import row_inputs
 from stateline.layers.documents import Documents
 from stateline.layers.state import replace_rows

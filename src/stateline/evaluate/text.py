@@ -17,7 +17,7 @@ from stateline.errors import InputError
 from stateline.evaluate.losses import Buckets, losses_of
 from stateline.files import text_file
 from stateline.generate import token_chunks
-from stateline.generate.session import check_model, device_of
+from stateline.generate.session_state import check_model, device_of
 from stateline.models.inputs import check_axes, warn_beyond_training
 from stateline.models.language_model import LanguageModel
 

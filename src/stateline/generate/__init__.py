@@ -8,7 +8,8 @@ from stateline.generate.random import uniform
 from stateline.generate.reading import prefill_chunks, read_ragged, token_chunks
 from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
 from stateline.generate.sampling import GREEDY, Penalties, Sampling, choose, pick, probabilities
-from stateline.generate.session import Choice, Session, SessionState, extend, prefill, seeded
+from stateline.generate.session import Choice, Session
+from stateline.generate.session_state import SessionState, extend, prefill, seeded
 from stateline.generate.speculative import AHEAD, Speculation
 from stateline.generate.state_files import Kept, load_kept
 from stateline.generate.text import DecodedToken, HeldText, TextStream, decode_text

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from stateline.data import Tokenizer
 from stateline.data.tokenizer import utf8
-from stateline.generate.session import Session, device_of, prefill
+from stateline.generate.session import Session
+from stateline.generate.session_state import device_of, prefill
 from stateline.generate.text import TextStream
 from stateline.models.language_model import LanguageModel
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.generate.session import check_model, device_of
+from stateline.generate.session_state import check_model, device_of
 from stateline.layers.decoder import Decoder
 from stateline.layers.stored_state import storable_parts
 from stateline.models.language_model import LanguageModel

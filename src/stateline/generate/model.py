@@ -12,7 +12,8 @@ from stateline.data import Tokenizer
 from stateline.data.tokenizer import FILE, ByteTokenizer
 from stateline.generate.runs import NumberTokenizer, load_run
 from stateline.generate.sampling import GREEDY, Sampling
-from stateline.generate.session import Session, check_model, prefill, prompt_lengths
+from stateline.generate.session import Session
+from stateline.generate.session_state import check_model, prefill, prompt_lengths
 from stateline.generate.text import TextStream, decode_text
 from stateline.generate.tokens import check_length
 from stateline.models.checkpoint import save_model

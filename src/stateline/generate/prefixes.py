@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.files import cannot_write
-from stateline.generate.session import PREFILL_CHUNK, SessionState, extend, first_token
+from stateline.generate.session_state import PREFILL_CHUNK, SessionState, extend, first_token
 from stateline.generate.state_files import Kept, load_kept
 from stateline.generate.text import NOTHING_HELD
 from stateline.layers.decoder import Decoder

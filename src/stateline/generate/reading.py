@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stateline.data import Tokenizer
 from stateline.errors import InputError
-from stateline.generate.session import PREFILL_CHUNK, SessionState, extend, prefill
+from stateline.generate.session_state import PREFILL_CHUNK, SessionState, extend, prefill
 from stateline.layers import cat_states, select_rows
 from stateline.models.language_model import LanguageModel, LanguageModelState
 

@@ -10,8 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.generate.random import widest
+from stateline.generate.random import uniform, widest
 from stateline.settings import INT64, at_least, check_settings
+
+DRAWN = 32
+"""Random numbers per row that are computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -216,3 +219,47 @@ def _restrict(
         before = probabilities.cumsum(dim=-1) - probabilities
         ordered = ordered.masked_fill(before >= sampling.top_p, float("-inf"))
     return torch.empty_like(logits).scatter(1, tokens, ordered)
+
+
+class Sampler:
+    """Chooses the next tokens of some rows, each by the sampling of the row.
+
+    Args:
+        samplings: The sampling of each row.
+        device: Where logits are.
+    """
+
+    def __init__(self, samplings: Sequence[Sampling], device: torch.device) -> None:
+        rows = defaultdict(list)
+        for row, sampling in enumerate(samplings):
+            rows[sampling].append(row)
+        self._groups = [(s, torch.tensor(found, device=device)) for s, found in rows.items()]
+        drawn = [[0, 0, int(sampling.temperature > 0)] for sampling in samplings]
+        self._advance = torch.tensor(drawn, device=device)
+        self._draws = any(sampling.temperature > 0 for sampling in rows)
+        self._numbers: Tensor | None = None
+        self._next = 0
+
+    def draw(self, random: Int[Tensor, "batch 3"]) -> tuple[Tensor | None, Int[Tensor, "batch 3"]]:
+        """The random numbers of the next tokens, and the rows' counters after them."""
+        if not self._draws:
+            return None, random
+        if self._numbers is None or self._next == DRAWN:
+            self._numbers, self._next = uniform(random, DRAWN), 0
+        self._next += 1
+        return self._numbers[:, self._next - 1], random + self._advance
+
+    def choose(
+        self,
+        logits: Float[Tensor, "batch vocab"],
+        numbers: Tensor | None,
+        seen: Bool[Tensor, "batch vocab"],
+    ) -> Int[Tensor, " batch"]:
+        """The next token of each row."""
+        if len(self._groups) == 1:
+            return choose(logits, self._groups[0][0], numbers, seen)
+        tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        for sampling, rows in self._groups:
+            own = None if numbers is None else numbers[rows]
+            tokens[rows] = choose(logits[rows], sampling, own, seen[rows])
+        return tokens

@@ -1,19 +1,18 @@
-"""Prefill of prompts, and decoding step by step on a state that changes in place."""
+"""Decoding step by step, on a state that changes in place."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.generate.graphs import TRIALS, Graphs, Record
-from stateline.generate.random import uniform
-from stateline.generate.sampling import GREEDY, Sampling, choose
+from stateline.generate.sampling import GREEDY, Sampler, Sampling
+from stateline.generate.session_state import SessionState, check_model, output_is_nan, template
 from stateline.layers import cat_states, select_rows
 from stateline.layers.decoder import Decoder
 from stateline.layers.state import State, form, leaves_of, trim
@@ -22,10 +21,7 @@ from stateline.models.inputs import check_length
 from stateline.models.language_model import LanguageModel, LanguageModelState
 from stateline.models.likelihood import token_losses
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import at_least, check_kind, check_unwrapped
-
-PREFILL_CHUNK = 1024
-"""Prompt tokens that are read at a time, whose activations are in memory together."""
+from stateline.settings import at_least
 
 ROOM = 256
 """Steps that a growing state reserves room for at a time: the length of a text is not known."""
@@ -33,36 +29,7 @@ ROOM = 256
 CHECK_EVERY = 32
 """On an accelerator, steps between two checks for NaN; every check synchronises."""
 
-DRAWN = 32
-"""Random numbers per row that are computed at a time."""
-
 _NEVER = 2**62
-
-Prompt = Int[Tensor, "batch length"] | Sequence[Int[Tensor, "_"]]
-
-
-class SessionState(NamedTuple):
-    """All that the continuation of a batch depends on, except the model and the sampling.
-
-    The last token of each row is known but not yet fed to the model, so that decoding continues in
-    the same way after a prompt, after a sampled token and from a kept state.
-
-    Attributes:
-        model: State of the model after all tokens but the last.
-        token: The last token of each row.
-        random: Seed, row number and count of random numbers drawn, for each row.
-        seen: Tokens that occur in each row, for the repetition penalty.
-    """
-
-    model: LanguageModelState
-    token: Int[Tensor, " batch"]
-    random: Int[Tensor, "batch 3"]
-    seen: Bool[Tensor, "batch vocab"]
-
-    @property
-    def length(self) -> int:
-        """Tokens of the longest row, including the one not yet fed."""
-        return int(self.model.position.max()) + 1
 
 
 class Choice(NamedTuple):
@@ -141,8 +108,6 @@ class Session:
         self._lengths = _lengths(state)
         self._sampling = sampling if isinstance(sampling, Sampling) else GREEDY
         self._samplings = _for_each(sampling, self._lengths)
-        self._numbers: Tensor | None = None
-        self._next = 0
         self._fits = False  # known after a step that was checked
         self._first_nan: Tensor | None = None
         self._rows_changed()
@@ -210,9 +175,9 @@ class Session:
             self._fits = True
         logits, after = self._run(state.token, state.model)
         self._watch(logits, check)
-        numbers, random = self._draw()
+        numbers, random = self._sampler.draw(state.random)
         chosen_from = logits if adjust is None else adjust(logits)
-        tokens = self._choose(chosen_from, numbers, state.seen)
+        tokens = self._sampler.choose(chosen_from, numbers, state.seen)
         state.seen.scatter_(1, tokens[:, None], True)
         self._state = SessionState(after, tokens, random, state.seen)
         self._free -= 1
@@ -374,37 +339,9 @@ class Session:
         self._free = capacity - fed
 
     def _rows_changed(self) -> None:
-        """Drop what was computed for the previous rows, and group the rows by their sampling."""
-        self._numbers, self._fits, self._first_nan = None, False, None
-        device, rows = self._state.token.device, defaultdict(list)
-        for row, sampling in enumerate(self._samplings):
-            rows[sampling].append(row)
-        self._groups = [(s, torch.tensor(found, device=device)) for s, found in rows.items()]
-        drawn = [[0, 0, int(sampling.temperature > 0)] for sampling in self._samplings]
-        self._advance = torch.tensor(drawn, device=device)
-        self._draws = any(sampling.temperature > 0 for sampling in rows)
-
-    def _choose(
-        self, logits: Tensor, numbers: Tensor | None, seen: Tensor
-    ) -> Int[Tensor, " batch"]:
-        """The next token of each row, by the row's own sampling."""
-        if len(self._groups) == 1:
-            return choose(logits, self._groups[0][0], numbers, seen)
-        tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        for sampling, rows in self._groups:
-            own = None if numbers is None else numbers[rows]
-            tokens[rows] = choose(logits[rows], sampling, own, seen[rows])
-        return tokens
-
-    def _draw(self) -> tuple[Tensor | None, Tensor]:
-        """This step's random numbers, and the rows' counters after it."""
-        random = self._state.random
-        if not self._draws:
-            return None, random
-        if self._numbers is None or self._next == DRAWN:
-            self._numbers, self._next = uniform(random, DRAWN), 0
-        self._next += 1
-        return self._numbers[:, self._next - 1], random + self._advance
+        """Drop what was computed for the previous rows."""
+        self._fits, self._first_nan = False, None
+        self._sampler = Sampler(self._samplings, self._state.token.device)
 
     def _watch(self, logits: Tensor, check: bool) -> None:
         """Find NaN: at once where that is free, otherwise at regular steps."""
@@ -416,127 +353,6 @@ class Session:
         self._first_nan = here if before is None else torch.minimum(before, here)
         if check and (at_hand or length % CHECK_EVERY == 0):
             self.check()
-
-
-@torch.inference_mode()
-def prefill(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionState:
-    """Read the prompts of a batch of texts.
-
-    Prompts of one length are read together, and no row depends on any other.
-
-    Args:
-        model: A language model in evaluation mode.
-        prompt: At least one token per row: a batch, or a sequence of rows of any lengths. It is
-            moved to the model's device.
-        seed: Seed of the random choices; row ``i`` draws the same numbers in any batch.
-
-    Returns:
-        The state after the prompts, whose last tokens are not yet fed.
-
-    Raises:
-        InputError: If a prompt is empty or has another shape, has a token outside the vocabulary,
-            or is too long for a model with learned positions, or if the seed is out of range.
-    """
-    check_model(model)
-    rows_by_length: dict[int, list[int]] = defaultdict(list)
-    for row, length in enumerate(prompt_lengths(prompt)):
-        model.check_tokens(prompt[row])
-        rows_by_length[length].append(row)
-    device, parts = device_of(model), []
-    for rows in rows_by_length.values():
-        tokens = torch.stack([prompt[row].long() for row in rows]).to(device)
-        parts.append(extend(model, first_token(model, tokens[:, 0]), tokens[:, 1:]))
-    read = [row for rows in rows_by_length.values() for row in rows]
-    order = torch.tensor(read, device=device).argsort()
-    return seeded(select_rows(cat_states(parts), order), seed)
-
-
-def prompt_lengths(prompt: Prompt) -> list[int]:
-    """Tokens of each row of a prompt, after a check that there are some."""
-    parts, axes = ([prompt], 2) if isinstance(prompt, Tensor) else (prompt, 1)
-    for part in parts:
-        if not isinstance(part, Tensor) or part.ndim != axes:
-            tensor = isinstance(part, Tensor)
-            got = f"a tensor of shape {tuple(part.shape)}" if tensor else f"a {type(part).__name__}"
-            raise InputError(
-                "a prompt must be a tensor of shape (batch, length), or a list of tensors of shape "
-                f"(length,), got {got}{'' if axes == 2 else ' in a list'}: give such as "
-                "torch.tensor([[1, 2, 3]])"
-            )
-    lengths = [len(row) for row in prompt]
-    if 0 in lengths or not lengths:
-        raise InputError("the prompt is empty: give at least one token")
-    return lengths
-
-
-@torch.inference_mode()
-def extend(
-    model: LanguageModel, state: SessionState, tokens: Int[Tensor, "batch length"]
-) -> SessionState:
-    """The state after further given tokens; there may be none.
-
-    Raises:
-        InputError: If the tokens have another number of rows than the state, a token is outside
-            the vocabulary, or there are more positions than the model has learned.
-    """
-    check_model(model)
-    rows = len(state.token)
-    if tokens.ndim != 2 or len(tokens) != rows:
-        raise InputError(
-            f"tokens must have the shape (rows, length) with the {rows} rows of the state, got "
-            f"{tuple(tokens.shape)}: fork a state by select_rows to read several texts after it"
-        )
-    if tokens.shape[1] == 0:
-        return state
-    model.check_tokens(tokens)
-    if model.max_len is not None:  # on a GPU, the calls of the model do not check this
-        check_length(model.max_len, state.length - 1 + tokens.shape[1])
-    tokens = tokens.to(state.token.device)
-    after = state.model
-    fed = torch.cat([state.token[:, None], tokens[:, :-1]], dim=1)
-    for chunk in fed.split(PREFILL_CHUNK, dim=1):
-        after = model.forward_chunk(chunk, after, keep=0)[1]
-    return SessionState(after, tokens[:, -1], state.random, state.seen.scatter(1, tokens, True))
-
-
-def seeded(state: SessionState, seed: int) -> SessionState:
-    """The same state with another seed; the next random number is the first of ``seed``.
-
-    Raises:
-        InputError: If the seed is negative, or has more than 63 bits.
-    """
-    if not 0 <= seed < 2**63:
-        raise InputError(f"seed must be from 0 to 2**63 - 1, got {seed}")
-    random = [[seed, row, 0] for row in range(len(state.token))]
-    return state._replace(random=torch.tensor(random, device=state.token.device))
-
-
-def template(model: LanguageModel, capacity: int = 0) -> SessionState:
-    """A state of one row with the structure, dtypes and shapes of any state of the model."""
-    token = torch.zeros(1, dtype=torch.int64, device=device_of(model))
-    return first_token(model, token)._replace(model=model.init_state(1, capacity=capacity))
-
-
-def check_model(model: nn.Module) -> None:
-    """Raise InputError unless it is a model; one that ``torch.compile`` made is, too."""
-    check_kind("model", model, nn.Module, "LanguageModel(ModelConfig('h3', vocab_size=256))")
-    check_unwrapped("model", model)
-
-
-def device_of(model: LanguageModel) -> torch.device:
-    """Where a model's weights are."""
-    return model.embedding.weight.device
-
-
-def first_token(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionState:
-    """The state of texts of one token, without a seed."""
-    token = token.to(device_of(model))
-    rows = len(token)
-    seen = torch.zeros(rows, model.config.vocab_size, dtype=torch.bool, device=token.device)
-    random = torch.zeros(rows, 3, dtype=torch.int64, device=token.device)
-    return SessionState(
-        model.init_state(rows), token, random, seen.scatter(1, token[:, None], True)
-    )
 
 
 def _kinds(state: State) -> list[tuple[torch.dtype, torch.device, int]]:
@@ -573,15 +389,3 @@ def _for_each(sampling: Sampling | Sequence[Sampling], lengths: Sequence[int]) -
             f"list of {len(each)}: give as many as rows, or one that is not in a list"
         )
     return each
-
-
-class OutputIsNaN(InputError):
-    """The numbers of a model have grown too large."""
-
-
-def output_is_nan(length: int) -> InputError:
-    """The error of a model that gives NaN after this number of tokens."""
-    return OutputIsNaN(
-        f"the model gives NaN after {length} tokens: its numbers grow too large; take an older "
-        "checkpoint, or begin without the kept state"
-    )

@@ -9,14 +9,8 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.generate.random import uniform
 from stateline.generate.sampling import GREEDY, Sampling, pick, probabilities
-from stateline.generate.session import (
-    Choice,
-    Session,
-    SessionState,
-    device_of,
-    extend,
-    output_is_nan,
-)
+from stateline.generate.session import Choice, Session
+from stateline.generate.session_state import SessionState, device_of, extend, output_is_nan
 from stateline.layers.decoder import Decoder
 from stateline.models.language_model import LanguageModel, LanguageModelState
 

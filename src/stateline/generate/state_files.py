@@ -7,7 +7,7 @@ import torch
 
 from stateline.errors import InputError
 from stateline.files import regular_file
-from stateline.generate.session import SessionState, template
+from stateline.generate.session_state import SessionState, template
 from stateline.generate.text import HeldText
 from stateline.layers.state import Fingerprint, count_fault, load_state, state_fault
 from stateline.models.language_model import LanguageModel

@@ -9,11 +9,9 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.generate.prefixes import PrefixStates
 from stateline.generate.sampling import GREEDY, Sampling
-from stateline.generate.session import (
-    ROOM,
-    Choice,
+from stateline.generate.session import ROOM, Choice, Session
+from stateline.generate.session_state import (
     Prompt,
-    Session,
     check_model,
     device_of,
     prefill,

@@ -27,17 +27,17 @@ MAX_BYTES = 1 << 20
 AnyModel = LanguageModel | SequenceHead
 
 
-class Kind(NamedTuple):
+class ModelKind(NamedTuple):
     """A kind of model: its configuration and its class."""
 
     config: type[ModelConfig]
     model: type[LanguageModel] | type[SequenceHead]
 
 
-KINDS: Mapping[str, Kind] = {
-    "language_model": Kind(ModelConfig, LanguageModel),
-    "classifier": Kind(ClassifierConfig, SequenceClassifier),
-    "regressor": Kind(RegressorConfig, SequenceRegressor),
+KINDS: Mapping[str, ModelKind] = {
+    "language_model": ModelKind(ModelConfig, LanguageModel),
+    "classifier": ModelKind(ClassifierConfig, SequenceClassifier),
+    "regressor": ModelKind(RegressorConfig, SequenceRegressor),
 }
 """Kinds of models by the value of ``kind`` in ``config.json``."""
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from stateline.charts.chart import Axis, Chart
 from stateline.charts.lines import Line, Point, line_chart
-from stateline.charts.style import Model, styled
+from stateline.charts.style import ModelStyle, styled
 from stateline.papers.record import TableRecord
 from stateline.papers.table import Table
 from stateline.runs.results import RunRecord
@@ -43,7 +43,7 @@ def _chart(name: str, title: str, lines: Sequence[Line], x: Axis, y: str) -> Cha
     return line_chart(name, title, notes, lines, (x, Axis(y)))
 
 
-def _curves(models: Mapping[str, Model], runs: Sequence[RunRecord]) -> list[Line]:
+def _curves(models: Mapping[str, ModelStyle], runs: Sequence[RunRecord]) -> list[Line]:
     """Scores while training, at the updates that all seeds have reached."""
     lines = []
     for name, model in models.items():
@@ -59,7 +59,7 @@ def _curves(models: Mapping[str, Model], runs: Sequence[RunRecord]) -> list[Line
 
 
 def _by_length(
-    record: TableRecord, models: Mapping[str, Model], places: Sequence[tuple[int, int]]
+    record: TableRecord, models: Mapping[str, ModelStyle], places: Sequence[tuple[int, int]]
 ) -> list[Line]:
     """A line per row: its values by length, given the places of columns and their lengths."""
     return [
@@ -68,7 +68,7 @@ def _by_length(
     ]
 
 
-def _by_x(record: TableRecord, models: Mapping[str, Model], place: int) -> list[Line]:
+def _by_x(record: TableRecord, models: Mapping[str, ModelStyle], place: int) -> list[Line]:
     return [
         Line(
             model,

@@ -8,7 +8,7 @@ from stateline.compare import Comparison, Job, Recipe, plan
 from stateline.compare.recipe import read_recipe
 from stateline.errors import InputError
 from stateline.models.pattern import canonical_pattern, format_pattern, parse_pattern
-from stateline.papers.table import Column, Row, Size, Table
+from stateline.papers.table import Column, Size, Table, TableRow
 from stateline.tasks import Task, make_task
 from stateline.train.config import TrainConfig
 
@@ -37,7 +37,9 @@ def plan_table(
     return jobs, tasks
 
 
-def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, task: Task) -> None:
+def check_columns(
+    row: TableRow, columns: Sequence[Column], training: TrainConfig, task: Task
+) -> None:
     """Check that the runs of a row will have the scores that the columns ask for."""
     every, steps = training.eval_every, training.steps
     for column in columns:
@@ -55,7 +57,7 @@ def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, ta
             )
 
 
-def resolve(row: Row, table: Table, size: Size, recipes: Path) -> tuple[Recipe, str]:
+def resolve(row: TableRow, table: Table, size: Size, recipes: Path) -> tuple[Recipe, str]:
     """The model of a row with all of its settings, and its task."""
     recipe, task = Recipe(row.pattern, row.name), None
     if row.recipe:

@@ -11,7 +11,7 @@ from msgspec import field
 
 from stateline.errors import InputError
 from stateline.files import regular_file, write_text
-from stateline.papers.table import Column, Row, Size, Table, row_name
+from stateline.papers.table import Column, Size, Table, TableRow, row_name
 from stateline.runs.record import Record
 from stateline.runs.results import Results, RunRecord, TaskRecord, to_json
 
@@ -229,7 +229,7 @@ def _environment(results: Results) -> dict[str, Any]:
 
 
 def _row(
-    row: Row, columns: Sequence[Column], runs: Sequence[RunRecord], task: TaskRecord
+    row: TableRow, columns: Sequence[Column], runs: Sequence[RunRecord], task: TaskRecord
 ) -> RecordedRow:
     return RecordedRow(
         label=row.label,

@@ -35,7 +35,7 @@ Size = Literal["laptop", "paper"]
 Sure = Literal["read", "recalled", "from a chart"]
 """How sure we are of a paper's values: read in its text, recalled from memory, or from a chart."""
 
-Settings = dict[str, Any]
+Keywords = dict[str, Any]
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +88,7 @@ class Column(_Part, frozen=True, kw_only=True):
         return score + place + {"percent": " (%)", "error": " (% wrong)"}.get(self.form, "")
 
 
-class Row(_Part, frozen=True, kw_only=True):
+class TableRow(_Part, frozen=True, kw_only=True):
     """One model on one task.
 
     Attributes:
@@ -107,8 +107,8 @@ class Row(_Part, frozen=True, kw_only=True):
     pattern: str = ""
     task: str = ""
     x: float | None = None
-    model: Settings = field(default_factory=dict)
-    train: Settings = field(default_factory=dict)
+    model: Keywords = field(default_factory=dict)
+    train: Keywords = field(default_factory=dict)
     paper: list[float | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -146,11 +146,11 @@ class SizeSettings(_Part, frozen=True, kw_only=True):
 
     cost: str
     needs: str = ""
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TableRow] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
     task: str = ""
-    model: Settings = field(default_factory=dict)
-    train: Settings = field(default_factory=dict)
+    model: Keywords = field(default_factory=dict)
+    train: Keywords = field(default_factory=dict)
 
 
 class Table(_Part, frozen=True, kw_only=True):
@@ -174,7 +174,7 @@ class Table(_Part, frozen=True, kw_only=True):
     sizes: dict[Size, SizeSettings]
     sure: Sure = "recalled"
     columns: list[Column] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TableRow] = field(default_factory=list)
     plot: Literal["none", "length", "updates", "x"] = "none"
     x_title: str = ""
 
@@ -193,7 +193,7 @@ class Table(_Part, frozen=True, kw_only=True):
             if self.plot == "x" and any(row.x is None for row in rows):
                 raise ValueError(f"plot is x, but a row of the size {size} has none")
 
-    def rows_of(self, size: Size) -> list[Row]:
+    def rows_of(self, size: Size) -> list[TableRow]:
         """The rows at a size."""
         return self.sizes[size].rows or self.rows
 

@@ -26,8 +26,8 @@ from stateline.runs.results import Results, TaskRecord
 from stateline.runs.verdict import (
     ERROR_RATE,
     FIRST_LOOK,
-    Kind,
     Pair,
+    ScoreKind,
     Share,
     Verdict,
     compare,
@@ -280,7 +280,7 @@ def _choose(
 
 
 def _seeds_to_tell(
-    scores: Mapping[str, list[float]], verdict: Verdict, kind: Kind, first: str, second: str
+    scores: Mapping[str, list[float]], verdict: Verdict, kind: ScoreKind, first: str, second: str
 ) -> int | None:
     """How many seeds would tell two models apart; ``None`` if nothing is known about one."""
     if not {first, second} <= {*verdict.order}:

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from stateline.errors import InputError
-from stateline.reports.costs import FLOPS, STATE, Cost, Measured, common_lengths, speed
+from stateline.reports.costs import FLOPS, STATE, Cost, Interval, common_lengths, speed
 from stateline.runs.results import Results
 
 COSTS = {
@@ -93,7 +93,7 @@ def length_at(results: Results, cost: Cost, scored: int) -> int | None:
     return next((n for n in lengths if n >= scored), lengths[-1] if lengths else None)
 
 
-def cost_at(results: Results, model: str, cost: Cost, length: int | None) -> Measured | None:
+def cost_at(results: Results, model: str, cost: Cost, length: int | None) -> Interval | None:
     """A cost of a model at a length, if it was measured."""
     entry = next((entry for entry in results.speed if entry.model == model), None)
     return None if entry is None or length is None else cost.values(entry).get(length)

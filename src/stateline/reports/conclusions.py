@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from stateline.reports.answers import Answer, Answers
-from stateline.reports.costs import STATE, Cost, Measured, common_lengths, disturbance, speed
+from stateline.reports.costs import STATE, Cost, Interval, common_lengths, disturbance, speed
 from stateline.reports.decision import solvers, unequal
 from stateline.reports.format import count, listing, quoted, short_number, words
 from stateline.reports.records import task_label
@@ -178,6 +178,6 @@ def _fastest(results: Results, cost: Cost) -> str:
     return f"{place}: “{best}” is fastest, {fastest}; then {_speeds(rest, known)}."
 
 
-def _speeds(models: Sequence[str], known: dict[str, Measured]) -> str:
+def _speeds(models: Sequence[str], known: dict[str, Interval]) -> str:
     ordered = sorted(models, key=lambda model: -known[model].middle)
     return listing([f"“{m}” {short_number(known[m].middle)} tokens/s" for m in ordered])

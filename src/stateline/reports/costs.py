@@ -8,7 +8,7 @@ from stateline.reports.format import short_bytes, short_number
 from stateline.runs.results import Results, SpeedRecord, TimingRecord
 
 
-class Measured(NamedTuple):
+class Interval(NamedTuple):
     """A counted or measured cost: the median, and the ends of its spread."""
 
     middle: float
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
         higher_is_better: True for speeds.
     """
 
-    values: Callable[[SpeedRecord], Mapping[int, Measured]]
+    values: Callable[[SpeedRecord], Mapping[int, Interval]]
     title: str
     short: str
     unit: str
@@ -40,8 +40,8 @@ class Cost(NamedTuple):
     higher_is_better: bool = False
 
 
-def _counted(field: str, entry: SpeedRecord) -> dict[int, Measured]:
-    return {n: Measured(value, value, value) for n, value in getattr(entry, field).items()}
+def _counted(field: str, entry: SpeedRecord) -> dict[int, Interval]:
+    return {n: Interval(value, value, value) for n, value in getattr(entry, field).items()}
 
 
 _IN_STATE, _IN_ALL = "tokens already in the state", "sequence length (tokens)"
@@ -126,7 +126,7 @@ def disturbance(results: Results) -> str:
     )
 
 
-def best_costs(found: Mapping[str, Measured], cost: Cost) -> list[str]:
+def best_costs(found: Mapping[str, Interval], cost: Cost) -> list[str]:
     """The model with the best cost, and all models whose spread overlaps its spread.
 
     Of other costs than speeds, also models that show the same number.
@@ -171,18 +171,18 @@ def _timed(phase: str, batch: int | None, entry: SpeedRecord) -> list[TimingReco
     return [t for t in found if batch in (None, t.batch)]
 
 
-def _speeds(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Measured]:
+def _speeds(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Interval]:
     """Speeds by length; none if other programs disturbed the measurement."""
     if entry.disturbed:
         return {}
     return {
-        t.length: Measured(t.tokens_per_second, t.low, t.high)
+        t.length: Interval(t.tokens_per_second, t.low, t.high)
         for t in _timed(phase, batch, entry)
         if t.tokens_per_second is not None and t.low is not None and t.high is not None
     }
 
 
-def _memory(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Measured]:
+def _memory(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Interval]:
     timed = _timed(phase, batch, entry)
     peaks = {t.length: t.peak_memory for t in timed if t.peak_memory is not None}
-    return {length: Measured(peak, peak, peak) for length, peak in peaks.items()}
+    return {length: Interval(peak, peak, peak) for length, peak in peaks.items()}

@@ -6,12 +6,12 @@ from typing import Literal, NamedTuple
 
 from stateline.charts.chart import Axis, Chart
 from stateline.charts.lines import Level, Line, Point, length_ticks, line_chart
-from stateline.charts.style import Model
+from stateline.charts.style import ModelStyle
 from stateline.errors import InputError
 from stateline.models.pattern import Item, parse_pattern
 from stateline.reports import series
 from stateline.reports.axes import cost_axis, score_axis
-from stateline.reports.costs import Cost, Measured, cost_lengths, costs
+from stateline.reports.costs import Cost, Interval, cost_lengths, costs
 from stateline.reports.format import words
 from stateline.reports.records import drawn_models, runs_of, task_label
 from stateline.reports.scaling import scaling_charts
@@ -236,6 +236,6 @@ def _cost_chart(results: Results, cost: Cost) -> Chart:
     return line_chart(name, cost.title, cost.notes, lines, axes, spread=("from", "to"))
 
 
-def _cost_line(model: Model, values: Mapping[int, Measured]) -> Line:
+def _cost_line(model: ModelStyle, values: Mapping[int, Interval]) -> Line:
     """A cost by length, without zeros, which a logarithmic axis cannot show."""
     return Line(model, [Point(n, values[n]) for n in sorted(values) if values[n].low > 0])

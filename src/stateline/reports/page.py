@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from stateline.charts.chart import Chart
 from stateline.charts.draw import CannotDrawError
 from stateline.charts.export import bundle, pictures, table
-from stateline.charts.style import COLOURS, DARK_COLOURS, VARIABLES, Model
+from stateline.charts.style import COLOURS, DARK_COLOURS, VARIABLES, ModelStyle
 from stateline.reports.format import words
 
 _log = logging.getLogger("stateline")
@@ -32,7 +32,7 @@ class Key(NamedTuple):
     """An entry of the legend: a model, or an architecture in several sizes."""
 
     name: str
-    model: Model
+    model: ModelStyle
     members: list[str]
 
 

@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from stateline.charts.style import Model, styled
+from stateline.charts.style import ModelStyle, styled
 from stateline.runs.judged import score
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
 
@@ -25,7 +25,7 @@ def families(results: Results) -> dict[str, str]:
     return {model: named.get(model, model) for model in results.models}
 
 
-def drawn_models(results: Results) -> dict[str, Model]:
+def drawn_models(results: Results) -> dict[str, ModelStyle]:
     """How each model is drawn in all charts; the sizes of an architecture share a colour."""
     return {m.name: m for m in styled(results.models, list(families(results).values()))}
 

@@ -9,7 +9,7 @@ import altair as alt
 
 from stateline.charts.chart import Axis, Chart, by_model, opacity, own_rows
 from stateline.charts.lines import Line, Point, line_chart
-from stateline.charts.style import Model
+from stateline.charts.style import ModelStyle
 from stateline.reports.axes import score_axis
 from stateline.reports.format import words
 from stateline.reports.records import drawn_models, families, middle, runs_of, task_label
@@ -120,7 +120,7 @@ def _sentence(fit: Fit) -> str:
 
 
 def _dashed(
-    models: Sequence[Model], fits: Sequence[Fit], axes: tuple[Axis, Axis]
+    models: Sequence[ModelStyle], fits: Sequence[Fit], axes: tuple[Axis, Axis]
 ) -> list[alt.Chart]:
     """The curves of the fits, over the sizes that they were made from."""
     x, y = axes

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from stateline.reports.answers import Answers
-from stateline.reports.costs import Cost, Measured, best_costs
+from stateline.reports.costs import Cost, Interval, best_costs
 from stateline.reports.format import DASH, short_number
 from stateline.reports.records import (
     measured,
@@ -117,7 +117,7 @@ def cost_cells(results: Results, cost: Cost, length: int) -> list[Cell]:
     return [_cost_cell(found.get(m), cost, best=m in best) for m in results.models]
 
 
-def _cost_cell(found: Measured | None, cost: Cost, *, best: bool) -> Cell:
+def _cost_cell(found: Interval | None, cost: Cost, *, best: bool) -> Cell:
     """Median and spread of a cost."""
     if found is None:
         return MISSING

@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from stateline.runs.results import RunRecord, TaskRecord
-from stateline.runs.verdict import Kind, Verdict, judge
+from stateline.runs.verdict import ScoreKind, Verdict, judge
 
 
-def kind_of(task: TaskRecord) -> Kind:
+def kind_of(task: TaskRecord) -> ScoreKind:
     """The kind of a task's scores; a seed solves a length with the score that solves the task."""
-    return Kind(task.higher_is_better, task.problems, task.solved_at)
+    return ScoreKind(task.higher_is_better, task.problems, task.solved_at)
 
 
 def score(run: RunRecord, task: TaskRecord, length: int) -> float:

@@ -8,7 +8,7 @@ import torch
 from stateline.capacity import measure
 from stateline.evaluate import evaluate, evaluate_by_position
 from stateline.generate import Sampling, generate
-from stateline.generate.session import OutputIsNaN
+from stateline.generate.session_state import OutputIsNaN
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
 from stateline.runs.record import Scores

@@ -10,7 +10,7 @@ import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from stateline.bench.side_by_side import Measured, measure
+from stateline.bench.side_by_side import Timed, measure
 from stateline.bench.speed import Cell, Subject, train_batch
 from stateline.bench.timing import use_threads, watch_load
 from stateline.capacity import longest_copy
@@ -107,7 +107,7 @@ def _timed(
     jobs: Sequence[Job], device: torch.device, detail: Detail, tell: Callable[[Cell], object]
 ) -> Iterator[SpeedRecord]:
     """Build all models, measure them in the same rounds, and describe each."""
-    measured: dict[str, list[Measured]] = {}
+    measured: dict[str, list[Timed]] = {}
     busy = None
     if what := cells(detail):
         torch.manual_seed(0)
@@ -150,7 +150,7 @@ def described(job: Job, timings: Sequence[TimingRecord] = ()) -> SpeedRecord:
     )
 
 
-def _timing(measured: Measured) -> TimingRecord:
+def _timing(measured: Timed) -> TimingRecord:
     low, median, high = measured.spread or (None, None, None)
     return TimingRecord(
         **measured.cell._asdict(),

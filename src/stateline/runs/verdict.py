@@ -51,7 +51,7 @@ AGREE = 2
 """Seeds agree if the variance of their scores is less than this many times the sampling error's."""
 
 
-class Kind(NamedTuple):
+class ScoreKind(NamedTuple):
     """What scores are.
 
     Attributes:
@@ -166,7 +166,9 @@ class Verdict(NamedTuple):
         return next(wins, None) if beaten else None
 
 
-def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: int = 1) -> Verdict:
+def judge(
+    scores: Mapping[str, Sequence[float | None]], kind: ScoreKind, *, looks: int = 1
+) -> Verdict:
     """Judge models by their scores.
 
     Args:
@@ -208,7 +210,12 @@ def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: in
 
 
 def compare(
-    first: Sequence[float], second: Sequence[float], kind: Kind, *, pairs: int = 1, looks: int = 1
+    first: Sequence[float],
+    second: Sequence[float],
+    kind: ScoreKind,
+    *,
+    pairs: int = 1,
+    looks: int = 1,
 ) -> Difference:
     """Test the difference of two models by the scores of their seeds.
 
@@ -233,7 +240,7 @@ def compare(
 
 
 def seeds_to_tell(
-    first: Sequence[float], second: Sequence[float], kind: Kind, pairs: int
+    first: Sequence[float], second: Sequence[float], kind: ScoreKind, pairs: int
 ) -> int | None:
     """The fewest seeds with the spread of these that would tell two models apart.
 
@@ -248,7 +255,7 @@ def seeds_to_tell(
 
 
 def _test(
-    first: Sequence[float], second: Sequence[float], kind: Kind, rate: float = ERROR_RATE
+    first: Sequence[float], second: Sequence[float], kind: ScoreKind, rate: float = ERROR_RATE
 ) -> Difference:
     """One test of all scores, with an interval at an error rate."""
     scores, sizes = (first, second), (len(first), len(second))
@@ -273,7 +280,7 @@ def _of_shares(one: Share, other: Share, rate: float) -> Difference:
     return Difference(one.part - other.part, barnard(one, other), rate, shares=(one, other))
 
 
-def _levels(first: Sequence[float], second: Sequence[float], kind: Kind) -> bool:
+def _levels(first: Sequence[float], second: Sequence[float], kind: ScoreKind) -> bool:
     """Whether two models lie apart, and the seeds of each agree to within the sampling error."""
     apart = max(first) < min(second) or max(second) < min(first)
     if not kind.problems or not apart:

@@ -14,7 +14,7 @@ import torch
 from stateline.data import Tokenizer
 from stateline.generate import PrefixStates, Session, SessionState, TextStream, seeded
 from stateline.generate.sampling import penalize
-from stateline.generate.session import output_is_nan
+from stateline.generate.session_state import output_is_nan
 from stateline.layers import cat_states
 from stateline.serve.metrics import Metrics
 from stateline.serve.reading import Prompt, Reader, log_probs

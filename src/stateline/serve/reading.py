@@ -15,7 +15,7 @@ import torch
 
 from stateline.errors import InputError
 from stateline.generate import Choice, PrefixStates, Read, check_length
-from stateline.generate.session import first_token
+from stateline.generate.session_state import first_token
 from stateline.models.language_model import LanguageModel
 from stateline.models.likelihood import log_probabilities
 from stateline.serve.rows import LateError, Limits, LogProbs, Row

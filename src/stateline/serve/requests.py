@@ -14,7 +14,7 @@ from stateline.errors import InputError
 from stateline.generate import Penalties, Sampling
 from stateline.serve.rows import Row
 
-Count = Annotated[int, Meta(ge=1, lt=2**31)]
+AtLeastOne = Annotated[int, Meta(ge=1, lt=2**31)]
 Number = Annotated[int, Meta(ge=0, lt=2**31)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
@@ -74,7 +74,7 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class Part(Struct, forbid_unknown_fields=True):
+class ContentPart(Struct, forbid_unknown_fields=True):
     """A part of a message, which is text."""
 
     type: Literal["text", "input_text", "output_text"]
@@ -87,7 +87,7 @@ class Said(Struct, forbid_unknown_fields=True):
     """A message of a chat; answers that are sent back have more fields, without effect."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | list[ContentPart]
     type: Literal["message"] = "message"
     name: str = ""
     id: str = ""
@@ -249,8 +249,8 @@ class ChatRequest(Request, kw_only=True, forbid_unknown_fields=True):
     """
 
     messages: Annotated[list[Said], Meta(min_length=1)]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: AtLeastOne | None = None
+    max_completion_tokens: AtLeastOne | None = None
     logprobs: bool = False
     top_logprobs: Likeliest = 0
     stream_options: StreamOptions = StreamOptions()
@@ -280,7 +280,7 @@ class ResponseRequest(Request, kw_only=True, forbid_unknown_fields=True):
     input: str | list[Token | Said]
     instructions: str = ""
     previous_response_id: Word | None = None
-    max_output_tokens: Count = 256
+    max_output_tokens: AtLeastOne = 256
     store: bool = True
     n: Literal[1] = 1
 

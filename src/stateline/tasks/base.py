@@ -22,7 +22,7 @@ from stateline.models.likelihood import token_losses
 from stateline.models.presets import configure
 from stateline.settings import at_least
 
-Settings = Mapping[str, float | str]
+TrainKeywords = Mapping[str, float | str]
 
 Inputs = Int[Tensor, "batch length"] | Float[Tensor, "batch length channels"]
 """Tokens, or numbers."""
@@ -111,7 +111,7 @@ def check_batch(task: "Task", tokens: Any, targets: Any) -> None:
         )
 
 
-def train_settings(of: "type[Task] | None" = None, **settings: float | str) -> Settings:
+def train_settings(of: "type[Task] | None" = None, **settings: float | str) -> TrainKeywords:
     """Training settings of a kind of task; ``of`` gives the settings that are left out."""
     return {**(of.training if of else {}), **settings}
 
@@ -153,7 +153,7 @@ class Task(ABC):
     higher_is_better: bool = True
     scores_share: bool = False
     solved_at: ClassVar[float | None] = None
-    training: ClassVar[Settings] = {}
+    training: ClassVar[TrainKeywords] = {}
     drawn: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False

@@ -27,7 +27,7 @@ from stateline.files import cannot_write, sha256, sync, write_text
 from stateline.models.checkpoint import CONFIG, HASHES, INDEX, WEIGHTS, save_model
 from stateline.models.factory import AnyModel
 from stateline.train.folder import CHECKPOINTS, MANIFEST, RECORD, found
-from stateline.train.parts import Copies, Part, memory_for
+from stateline.train.parts import Copies, HeldRows, memory_for
 from stateline.train.processes import Processes
 from stateline.train.tensor_files import ordered, write_tensors
 
@@ -120,7 +120,7 @@ class Save:
         tensors, count, rank = _tensors(model, optimizer), self.processes.count, self.processes.rank
         owners = _owners([tensor.nbytes for _, _, tensor in tensors], count)
         items = [
-            _Item(part_name(file, owner, count), name, owner, Part.of(tensor, owner, rank))
+            _Item(part_name(file, owner, count), name, owner, HeldRows.of(tensor, owner, rank))
             for (file, name, tensor), owner in zip(tensors, owners, strict=True)
         ]
         if count > 1:
@@ -134,14 +134,14 @@ class Save:
         if rank == 0:
             own_state["random"] = torch.get_rng_state()
         for name, tensor in own_state.items():
-            file, part = part_name(TENSORS, rank, count), Part.of(tensor, rank, rank)
+            file, part = part_name(TENSORS, rank, count), HeldRows.of(tensor, rank, rank)
             items.append(_Item(file, name, rank, part))
         return items
 
     def _write(self, items: list["_Item"]) -> None:
         """Write this process's files, and send the others what they write."""
         rank, group = self.processes.rank, self.processes.background
-        files: dict[str, dict[str, Part]] = {}
+        files: dict[str, dict[str, HeldRows]] = {}
         sending = []
         try:
             for item in items:
@@ -157,7 +157,7 @@ class Save:
             problems = ["another process has ended"]
         self._problem = next(filter(None, problems), "")
 
-    def _write_file(self, file: str, parts: dict[str, Part]) -> str:
+    def _write_file(self, file: str, parts: dict[str, HeldRows]) -> str:
         """Write a file; return what went wrong, or an empty text."""
         likes = {name: part.like for name, part in parts.items()}
         rank, group = self.processes.rank, self.processes.background
@@ -214,7 +214,7 @@ class _Item(NamedTuple):
     file: str
     name: str
     owner: int  # the process that writes it
-    part: Part
+    part: HeldRows
 
 
 def _tensors(model: AnyModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, str, Tensor]]:
@@ -263,7 +263,7 @@ def save_whole(model: AnyModel, folder: Path, processes: Processes) -> None:
         InputError: If the folder cannot be written to.
     """
     weights = model.state_dict()
-    parts = [Part.of(tensor, 0, processes.rank) for _, tensor in ordered(weights)]
+    parts = [HeldRows.of(tensor, 0, processes.rank) for _, tensor in ordered(weights)]
     if not processes.main:
         for part in parts:
             part.send(0)()

@@ -15,7 +15,7 @@ import torch
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.files import append_line, finite
-from stateline.generate.session import OutputIsNaN, check_model
+from stateline.generate.session_state import OutputIsNaN, check_model
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
 from stateline.settings import check_kind

@@ -121,7 +121,7 @@ Groups = list[dict[str, Any]]
 Moments = dict[str, Tensor]
 
 
-class Kind(NamedTuple):
+class Maker(NamedTuple):
     """An optimizer.
 
     Attributes:
@@ -300,10 +300,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 OPTIMIZERS = {
-    "adamw": Kind(_adamw, _adamw_moments),
-    "adafactor": Kind(_adafactor, _adafactor_moments),
-    "adafactor_momentum": Kind(_adafactor_momentum, _adafactor_momentum_moments),
-    "muon": Kind(MuonWithAdamW, _muon_moments, matrices=True),
+    "adamw": Maker(_adamw, _adamw_moments),
+    "adafactor": Maker(_adafactor, _adafactor_moments),
+    "adafactor_momentum": Maker(_adafactor_momentum, _adafactor_momentum_moments),
+    "muon": Maker(MuonWithAdamW, _muon_moments, matrices=True),
 }
 """The values of ``TrainConfig.optimizer``."""
 

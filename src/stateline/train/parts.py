@@ -12,7 +12,7 @@ ALIGNMENT = 64
 """Alignment of tensors in a block of memory, in bytes."""
 
 
-class Part(NamedTuple):
+class HeldRows(NamedTuple):
     """The part of a tensor that a process holds; one process, its owner, needs the whole tensor.
 
     Attributes:
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     holders: list[int]
 
     @classmethod
-    def of(cls, tensor: Tensor, owner: int, rank: int) -> "Part":
+    def of(cls, tensor: Tensor, owner: int, rank: int) -> "HeldRows":
         """The part of process ``rank``; its rows are the tensor's own memory."""
         like, holders = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), list[int]()
         if isinstance(tensor, DTensor):
@@ -71,7 +71,7 @@ class Part(NamedTuple):
         return whole
 
 
-def memory_for(parts: Sequence[Part]) -> Tensor:
+def memory_for(parts: Sequence[HeldRows]) -> Tensor:
     """Memory that is large enough to join any one of these tensors."""
     most = max((part.like.nbytes for part in parts if part.holders), default=0)
     return torch.empty(most, dtype=torch.uint8)
@@ -86,7 +86,7 @@ class Copies:
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def of(self, parts: Sequence[Part]) -> list[Part]:
+    def of(self, parts: Sequence[HeldRows]) -> list[HeldRows]:
         """The parts with copies of their rows, which overwrite the copies of the last call."""
         sizes = [-(-part.rows.nbytes // ALIGNMENT) * ALIGNMENT for part in parts]
         if (needed := sum(sizes)) > len(self._memory):

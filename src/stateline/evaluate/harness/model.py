@@ -20,7 +20,7 @@ from stateline.data.chat import chat_text
 from stateline.errors import InputError
 from stateline.evaluate.text import score_text
 from stateline.generate import answer, load_run, read_ragged
-from stateline.generate.session import device_of
+from stateline.generate.session_state import device_of
 from stateline.layers import select_rows
 from stateline.models.language_model import LanguageModel
 from stateline.models.likelihood import token_losses

@@ -17,7 +17,7 @@ from stateline.evaluate.harness.measures import (
     Measure,
 )
 
-Row = Mapping[str, Any]
+Problem = Mapping[str, Any]
 
 
 class Question(NamedTuple):
@@ -50,26 +50,26 @@ class Ranked(NamedTuple):
     """
 
     files: tuple[str, str]
-    questions: Callable[[Row], Iterator[Question]]
+    questions: Callable[[Problem], Iterator[Question]]
     measures: tuple[Measure, ...] = ()
     delimiter: str = " "
-    written: Callable[[Row], Iterator[Question]] | None = None
+    written: Callable[[Problem], Iterator[Question]] | None = None
 
 
 def _labelled(
     text: str, choices: list[str], right: Callable[[Any], int] = int
-) -> Callable[[Row], Iterator[Question]]:
+) -> Callable[[Problem], Iterator[Question]]:
     """One question for each row, with the number of the right answer by the row's label."""
     return lambda row: iter([Question(text.format(**row), choices, [right(row["label"])])])
 
 
-def _copa(row: Row) -> Iterator[Question]:
+def _copa(row: Problem) -> Iterator[Question]:
     joint = "because" if row["question"] == "cause" else "therefore"
     choices = [choice[:1].lower() + choice[1:] for choice in (row["choice1"], row["choice2"])]
     yield Question(f"{row['premise'].strip()[:-1]} {joint}", choices, [int(row["label"])])
 
 
-def _multirc(row: Row) -> Iterator[Question]:
+def _multirc(row: Problem) -> Iterator[Question]:
     for question in row["passage"]["questions"]:
         for answer in question["answers"]:
             text = (
@@ -80,7 +80,7 @@ def _multirc(row: Row) -> Iterator[Question]:
             yield Question(text, ["no", "yes"], [int(answer["label"])], group)
 
 
-def _record(row: Row) -> Iterator[Question]:
+def _record(row: Problem) -> Iterator[Question]:
     """The choices are the query with each name in place of the gap."""
     text = row["passage"]["text"].replace("@highlight", "-") + "\n"
     for query, names, right in _queries(row):
@@ -88,7 +88,7 @@ def _record(row: Row) -> Iterator[Question]:
         yield Question(text, choices, right, names=names)
 
 
-def _record_written(row: Row) -> Iterator[Question]:
+def _record_written(row: Problem) -> Iterator[Question]:
     """The choices are the names."""
     passage = row["passage"]["text"].replace("@highlight", "-")
     for query, names, right in _queries(row):
@@ -96,7 +96,7 @@ def _record_written(row: Row) -> Iterator[Question]:
         yield Question(text, names, right, names=names)
 
 
-def _queries(row: Row) -> Iterator[tuple[str, list[str], list[int]]]:
+def _queries(row: Problem) -> Iterator[tuple[str, list[str], list[int]]]:
     """Queries with a gap, the names of the passage, and the numbers of the right ones."""
     passage = row["passage"]["text"]
     spans = ((e["start"], e["end"] + 1) for e in row["passage"]["entities"])

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from stateline.data import Tokenizer
 from stateline.errors import InputError, check_choice
-from stateline.evaluate.harness.superglue import RANKED, Question, Ranked, Row
+from stateline.evaluate.harness.superglue import RANKED, Problem, Question, Ranked
 from stateline.files import parse_json_object, read_text, user_path
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ def _ranked(name: str, task: Ranked, data: Path, tokenizer: Tokenizer) -> dict[s
     writes = name.endswith("_gen")
     parse = task.written if writes and task.written else task.questions
 
-    def checked(row: Row) -> Iterator[Question]:
+    def checked(row: Problem) -> Iterator[Question]:
         for question in parse(row):
             if not all(0 <= number < len(question.choices) for number in question.right):
                 raise ValueError(f"answer {question.right} of {len(question.choices)}")
@@ -103,7 +103,7 @@ def _ranked(name: str, task: Ranked, data: Path, tokenizer: Tokenizer) -> dict[s
     }
 
 
-def _scores(task: Ranked, row: Row, chosen: int | None) -> dict[str, Any]:
+def _scores(task: Ranked, row: Problem, chosen: int | None) -> dict[str, Any]:
     """The values of accuracy and of the task's measures for a question."""
     values = {measure.name: measure.value(row, chosen) for measure in task.measures}
     return {"acc": float(chosen in row["right"]), **values}
@@ -115,7 +115,7 @@ def _likeliest(results: list[tuple[float, bool]]) -> int:
     return likelihoods.index(max(likelihoods))
 
 
-def _written(row: Row, text: str) -> int | None:
+def _written(row: Problem, text: str) -> int | None:
     """The number of the longest answer whose words begin a text; ``None`` if there is none.
 
     Case, punctuation and spaces do not count. Among equally long answers, a right one is taken.
@@ -133,7 +133,7 @@ def _words(text: str) -> list[str]:
 
 
 def _lambada(data: Path) -> dict[str, Any]:
-    def last_word(row: Row) -> Iterator[dict[str, str]]:
+    def last_word(row: Problem) -> Iterator[dict[str, str]]:
         text, _, word = row["text"].rpartition(" ")
         yield {"text": text, "word": f" {word}"}
 
@@ -180,7 +180,7 @@ def detokenised(page: str) -> str:
     return page
 
 
-def _score_article(row: Row, results: list[float]) -> dict[str, tuple[float, int]]:
+def _score_article(row: Problem, results: list[float]) -> dict[str, tuple[float, int]]:
     """Log-likelihoods, to be divided by words and by bytes of the page as it is in the file."""
     (likelihood,), words = results, len(re.split(r"\s+", row["page"]))
     size = (likelihood, len(row["page"].encode()))
@@ -200,7 +200,7 @@ def _metric(name: str, how: object, *, higher: bool = True) -> dict[str, Any]:
     return {"metric": name, "aggregation": how, "higher_is_better": higher}
 
 
-def _read(path: Path, parse: Callable[[Row], Iterator[T]]) -> Iterator[T]:
+def _read(path: Path, parse: Callable[[Problem], Iterator[T]]) -> Iterator[T]:
     """The rows of a file with one JSON object per line."""
     n = 0
     for number, line in enumerate(read_text(path, "data of a task").split("\n"), start=1):

@@ -10,7 +10,7 @@ from stateline.models.convert.parts import Change, Names, Part, Place, model_lay
 from stateline.models.convert.weights import count
 from stateline.models.pattern import Value
 
-Kind = Literal["transformer_xl", "ladder", "staircase", "cached_staircase", "feedback"]
+Architecture = Literal["transformer_xl", "ladder", "staircase", "cached_staircase", "feedback"]
 
 _DISTANCES = Change(lambda t: t[0].mT.flip(0), lambda t: t.flip(0).mT[None])
 """Officially, keys of positions are columns, and the largest distance comes first."""
@@ -59,8 +59,8 @@ def transformer_sequential_config(settings: Settings) -> ModelConfig:
 
 
 def _kind(settings: Settings) -> str:
-    if (kind := settings.get("kind", "transformer_xl")) not in get_args(Kind):
-        raise unknown_name("kind", str(kind), get_args(Kind))
+    if (kind := settings.get("kind", "transformer_xl")) not in get_args(Architecture):
+        raise unknown_name("kind", str(kind), get_args(Architecture))
     return str(kind)
 
 

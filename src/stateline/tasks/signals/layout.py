@@ -23,7 +23,7 @@ MAX_FILES = 1_000_000
 ARRAY = "it must have an array"
 
 
-class Example(NamedTuple):
+class SignalExample(NamedTuple):
     """One sequence.
 
     Attributes:
@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
     columns: tuple[str, ...]
 
 
-def read_examples(path: Path, wanted: Wanted) -> list[Example]:
+def read_examples(path: Path, wanted: Wanted) -> list[SignalExample]:
     """Read a data set in any of the layouts; a ValueError names a file that fits none."""
     if path.is_file():
         return list(_table_of_rows(path, wanted, ""))
@@ -72,8 +72,8 @@ def read_examples(path: Path, wanted: Wanted) -> list[Example]:
 
 
 def split_examples(
-    examples: Sequence[Example], scored: str, share: float
-) -> tuple[list[Example], list[Example]]:
+    examples: Sequence[SignalExample], scored: str, share: float
+) -> tuple[list[SignalExample], list[SignalExample]]:
     """Examples to train on and to score: by their parts, or a share if none names its part."""
     if any(example.part for example in examples):
         training = [example for example in examples if example.part == "train"]
@@ -83,7 +83,7 @@ def split_examples(
     return training, [examples[number] for number in sorted(chosen)]
 
 
-def _folder(folder: Path, wanted: Wanted, part: str) -> list[Example]:
+def _folder(folder: Path, wanted: Wanted, part: str) -> list[SignalExample]:
     """One file per sequence: with a table of labels, in a folder per class, or with targets."""
     table = next((folder / name for name in TABLES if (folder / name).is_file()), None)
     if table is not None:
@@ -98,7 +98,7 @@ def _folder(folder: Path, wanted: Wanted, part: str) -> list[Example]:
     ]
 
 
-def _located(path: Path, examples: Iterator[Example]) -> list[Example]:
+def _located(path: Path, examples: Iterator[SignalExample]) -> list[SignalExample]:
     """The examples; an error in reading them names the file."""
     try:
         return list(examples)
@@ -106,7 +106,9 @@ def _located(path: Path, examples: Iterator[Example]) -> list[Example]:
         raise ValueError(f"{path.name}: {error}") from error
 
 
-def _labelled_files(folder: Path, table: Path, wanted: Wanted, part: str) -> Iterator[Example]:
+def _labelled_files(
+    folder: Path, table: Path, wanted: Wanted, part: str
+) -> Iterator[SignalExample]:
     columns = read_columns(table)
     for name in ("file", *wanted.target):
         _part(columns, name, f"{table.name} must have a column")
@@ -123,7 +125,7 @@ def _target_of_row(columns: Columns, target: Sequence[str], row: int) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _sequence(folder: Path, name: str, wanted: Wanted, part: str, label: Any) -> Example:
+def _sequence(folder: Path, name: str, wanted: Wanted, part: str, label: Any) -> SignalExample:
     """A file with one sequence; its targets are in it unless a label is given."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
@@ -141,8 +143,8 @@ def _sequence(folder: Path, name: str, wanted: Wanted, part: str, label: Any) ->
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     if label is not None:
-        return Example(f"{folder.name}/{name}", part, x, label, each=False)
-    return Example(f"{folder.name}/{name}", part, x, y, each=y.ndim > 0 and len(y) == len(x))
+        return SignalExample(f"{folder.name}/{name}", part, x, label, each=False)
+    return SignalExample(f"{folder.name}/{name}", part, x, y, each=y.ndim > 0 and len(y) == len(x))
 
 
 def _arrays(path: Path, wanted: Wanted, with_target: bool) -> tuple[np.ndarray, Any]:
@@ -174,7 +176,7 @@ def _part(parts: Mapping[str, Any], name: str, wanted: str = "it must have a col
     return parts[name]
 
 
-def _table_of_rows(path: Path, wanted: Wanted, part: str) -> Iterator[Example]:
+def _table_of_rows(path: Path, wanted: Wanted, part: str) -> Iterator[SignalExample]:
     """One file with all sequences: a row each."""
     if path.suffix in (".npy", ".npz"):
         yield from _rows_of_arrays(path, wanted, part)
@@ -184,7 +186,7 @@ def _table_of_rows(path: Path, wanted: Wanted, part: str) -> Iterator[Example]:
         raise ValueError(f"its name must end in {', '.join(SUFFIXES)}")
 
 
-def _rows_of_arrays(path: Path, wanted: Wanted, part: str) -> Iterator[Example]:
+def _rows_of_arrays(path: Path, wanted: Wanted, part: str) -> Iterator[SignalExample]:
     arrays = read_arrays(path)
     x = check_finite(_part(arrays, "x", ARRAY), "x")
     x = x[:, :, None] if x.ndim == 2 else x
@@ -198,10 +200,10 @@ def _rows_of_arrays(path: Path, wanted: Wanted, part: str) -> Iterator[Example]:
         raise ValueError(f"x, y and split must have as many rows, got {x.shape} and {y.shape}")
     each = y.ndim > 1 and y.shape[1] == x.shape[1]
     for row in range(len(x)):
-        yield Example(f"{path.name}:{row}", str(parts[row]), x[row], y[row], each)
+        yield SignalExample(f"{path.name}:{row}", str(parts[row]), x[row], y[row], each)
 
 
-def _rows_of_columns(path: Path, wanted: Wanted, part: str) -> Iterator[Example]:
+def _rows_of_columns(path: Path, wanted: Wanted, part: str) -> Iterator[SignalExample]:
     columns = read_columns(path)
     following = wanted.target == ("next",)
     targets = () if following else wanted.target
@@ -215,7 +217,7 @@ def _rows_of_columns(path: Path, wanted: Wanted, part: str) -> Iterator[Example]
             raise ValueError(f"row {row + 1} needs two positions to predict the next one")
         y = x[1:] if following else _target_of_row(columns, targets, row)
         x = x[:-1] if following else x
-        yield Example(f"{path.name}:{row}", own or part, x, y, each=following)
+        yield SignalExample(f"{path.name}:{row}", own or part, x, y, each=following)
 
 
 def _row_of_columns(columns: Columns, names: Sequence[str], row: int) -> np.ndarray:

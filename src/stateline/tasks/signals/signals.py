@@ -9,7 +9,13 @@ import numpy as np
 from stateline.errors import InputError
 from stateline.tasks.objective import Classes, Loss, Objective, Values
 from stateline.tasks.rows import HeldOut, Rows, RowsTask
-from stateline.tasks.signals.layout import PARTS, Example, Wanted, read_examples, split_examples
+from stateline.tasks.signals.layout import (
+    PARTS,
+    SignalExample,
+    Wanted,
+    read_examples,
+    split_examples,
+)
 from stateline.tasks.signals.tables import check_finite, number, refuse_infinite, to_float32
 
 LOST = 2.0**-10
@@ -94,7 +100,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _checked(examples: Sequence[Example]) -> list[Example]:
+def _checked(examples: Sequence[SignalExample]) -> list[SignalExample]:
     """Examples that fit together."""
     for example in examples:
         if example.x.shape[1] != examples[0].x.shape[1]:
@@ -144,7 +150,7 @@ class _Scale:
 
 
 def _inputs(
-    training: Sequence[Example], examples: Sequence[Example], normalise: bool
+    training: Sequence[SignalExample], examples: Sequence[SignalExample], normalise: bool
 ) -> list[np.ndarray]:
     parts, names = [each.x for each in examples], [f"x of {each.name}" for each in examples]
     if not (normalise and training):
@@ -173,7 +179,10 @@ def _as_they_are(parts: Sequence[np.ndarray], names: Sequence[str]) -> list[np.n
 
 
 def _objective(
-    training: Sequence[Example], examples: Sequence[Example], loss: Loss, normalise: bool
+    training: Sequence[SignalExample],
+    examples: Sequence[SignalExample],
+    loss: Loss,
+    normalise: bool,
 ) -> tuple[Objective, list[Any]]:
     """The objective, and the label of each example."""
     if loss == "cross_entropy":
@@ -192,7 +201,7 @@ def _objective(
     return Values(loss, scale.mean, scale.deviation, each=examples[0].each), scaled
 
 
-def _values(example: Example) -> np.ndarray:
+def _values(example: SignalExample) -> np.ndarray:
     """Target values of a sequence: (values), or (length, values) if each position has some."""
     try:
         numbers = np.asarray(example.y)
@@ -210,7 +219,7 @@ def _values(example: Example) -> np.ndarray:
     return numbers.reshape(-1)
 
 
-def _classes(examples: Sequence[Example]) -> tuple[Objective, list[Any]]:
+def _classes(examples: Sequence[SignalExample]) -> tuple[Objective, list[Any]]:
     labels = [np.asarray(example.y) for example in examples]
     for example, label in zip(examples, labels, strict=True):
         if label.dtype.kind == "f" and (label != np.floor(label)).any():

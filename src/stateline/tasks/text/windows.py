@@ -62,7 +62,7 @@ class Segments:
         return ConsecutiveBatch(tokens, targets, torch.from_numpy(first | begun))
 
 
-class Piece(NamedTuple):
+class Window(NamedTuple):
     """Consecutive tokens of a document in a row.
 
     Attributes:
@@ -103,12 +103,12 @@ class PackedRows:
         """The rows with these numbers."""
         return packed_batch(text, map(self._pieces, numbers.tolist()), self.length)
 
-    def _pieces(self, row: int) -> list[Piece]:
+    def _pieces(self, row: int) -> list[Window]:
         own = slice(self._ends[row - 1] if row else 0, self._ends[row])
         starts, stops = self._starts[own], self._stops[own]
         places = np.cumsum(stops - starts) - (stops - starts)
         columns = (column.tolist() for column in (places, starts, stops))
-        return [Piece(place, a, b, True) for place, a, b in zip(*columns, strict=True)]
+        return [Window(place, a, b, True) for place, a, b in zip(*columns, strict=True)]
 
 
 class Stream:
@@ -140,7 +140,7 @@ class Stream:
         batch.starts[:, 0] |= begun
         return batch
 
-    def _pieces(self, row: int) -> list[Piece]:
+    def _pieces(self, row: int) -> list[Window]:
         start, stop = row * self.length, min((row + 1) * self.length, int(self.before[-1]))
         if start >= stop:
             return []
@@ -150,11 +150,11 @@ class Stream:
             before, after = self.before[document : document + 2].tolist()
             a, b = max(before, start), min(after, stop)
             shift = int(self.begins[document]) - before
-            found.append(Piece(a - start, a + shift, b + shift, a == before))
+            found.append(Window(a - start, a + shift, b + shift, a == before))
         return found
 
 
-def packed_batch(text: TokenText, pieces: Iterable[list[Piece]], length: int) -> PackedBatch:
+def packed_batch(text: TokenText, pieces: Iterable[list[Window]], length: int) -> PackedBatch:
     """Packed rows of a text; padding at the end of a row is a document without targets."""
     rows = list(pieces)
     tokens = np.zeros((len(rows), length), dtype=np.int64)
@@ -174,7 +174,7 @@ def packed_batch(text: TokenText, pieces: Iterable[list[Piece]], length: int) ->
 def windows(text: TokenText, starts: Numbers, stops: Numbers, length: int) -> Batch:
     """Tokens from each start up to each stop, padded to one length, and their next tokens."""
     places = zip(starts.tolist(), stops.tolist(), strict=True)
-    rows = ([Piece(0, start, stop, True)] for start, stop in places)
+    rows = ([Window(0, start, stop, True)] for start, stop in places)
     return Batch(*packed_batch(text, rows, length)[:2])
 
 

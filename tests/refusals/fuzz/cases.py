@@ -12,8 +12,8 @@ import yaml
 
 from stateline.layers import LAYERS, WRAPPERS
 from stateline.tasks import TASKS
-from tests.fuzz import mutate
 from tests.prepared import COPYING
+from tests.refusals.fuzz import mutate
 
 TOKENS = "tokens(path=corpus, length=16)"
 RESUME = "train recipe.yaml --resume --out"

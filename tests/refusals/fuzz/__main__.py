@@ -1,7 +1,7 @@
-"""Give the command line wrong inputs: ``python -m tests.fuzz --count 300 --seed 0``.
+"""Give the command line wrong inputs: ``python -m tests.refusals.fuzz --count 300 --seed 0``.
 
 A case depends only on the seed and its number, so it can be run again alone:
-``python -m tests.fuzz --seed 0 --case 17``. With ``--serve``, standard input names
+``python -m tests.refusals.fuzz --seed 0 --case 17``. With ``--serve``, standard input names
 one case per line, and each is answered by a line of JSON.
 """
 
@@ -26,15 +26,15 @@ import torch
 
 import stateline
 from stateline.cli import main as stateline_main
-from tests.fuzz.cases import Case, case
-from tests.fuzz.fixed import FIXED, WORKS
-from tests.fuzz.run import Outcome, run
 from tests.prepared import prepare, prepare_more
+from tests.refusals.fuzz.cases import Case, case
+from tests.refusals.fuzz.fixed import FIXED, WORKS
+from tests.refusals.fuzz.run import Outcome, run
 
 
 def main() -> int:
     """Run what is asked for; 1 if an input was not refused as promised."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.refusals.fuzz", description=__doc__)
     parser.add_argument("--count", type=int, default=300, help="number of cases")
     parser.add_argument("--seed", type=int, default=0, help="what the cases are drawn from")
     parser.add_argument("--case", help="only this one: a number, or the name of a fixed example")

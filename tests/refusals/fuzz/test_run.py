@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import run as fuzz
-from tests.fuzz.cases import Case
+from tests.refusals.fuzz import run as fuzz
+from tests.refusals.fuzz.cases import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.cases import Case
+from tests.refusals.fuzz.cases import Case
 
 SECONDS = 20
 """Seconds of computing, or of waiting without computing, after which a case counts as hanging."""

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.fuzz import mutate
-from tests.fuzz.cases import COMMANDS, HASHES, READ, RESUME, TOKENS, Case
+from tests.refusals.fuzz import mutate
+from tests.refusals.fuzz.cases import COMMANDS, HASHES, READ, RESUME, TOKENS, Case
 
 Damage = Callable[[], object]
 HALF = "half/checkpoints/step-00000002"

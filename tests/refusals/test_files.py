@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.fuzz.mutate import change
+from tests.refusals.fuzz.mutate import change
 
 Damage = Callable[[], object]
 Refused = Callable[..., str]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.fuzz.cases import case
-from tests.fuzz.fixed import FIXED, WORKS
+from tests.refusals.fuzz.cases import case
+from tests.refusals.fuzz.fixed import FIXED, WORKS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ALL = 300
 
 Ask = Callable[[str], dict[str, Any]]
@@ -21,7 +21,7 @@ Ask = Callable[[str], dict[str, Any]]
 @pytest.fixture(scope="session")
 def ask() -> Iterator[Ask]:
     """Run a case in a process of its own, forked from one that has imported everything."""
-    command = [sys.executable, "-m", "tests.fuzz", "--serve"]
+    command = [sys.executable, "-m", "tests.refusals.fuzz", "--serve"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as server:
 
