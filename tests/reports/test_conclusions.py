@@ -227,20 +227,20 @@ def test_merged_results_are_judged_together(make):
 
 
 def test_the_protocol_and_the_trials_of_merged_results_stay(make):
-    def tried(model):
+    def tried(model, last):
         trial = {"lr": 0.1, "weight_decay": 0.1, "seed": 1000, "steps": 1, "steps_planned": 2}
         trial |= {"validation": 0.5, "stopped": "paused", "chosen": True, "seconds": 1.0}
         task = make.text_task()
         protocol = {"name": "sweep", "learning_rates": {task["spec"]: [0.1]}, "trial_seed": 1000}
-        results, _ = planted(make, {model: [2.0, 2.1]}, protocol=protocol)
+        results, _ = planted(make, {model: [2.0, last]}, protocol=protocol)
         return results | {"trials": [trial | {"model": model, "task": results["tasks"][0]["spec"]}]}
 
-    both = merge({"a": tried("h3*2"), "b": tried("h3*2")})
+    both = merge({"a": tried("h3*2", 2.1), "b": tried("h3*2", 2.2)})
     assert [trial.model for trial in both.trials] == ["h3*2 · a", "h3*2 · b"]
     assert both.protocol is not None
     assert both.protocol.name == "sweep"
     quick, _ = planted(make, {"lstm*2": [2.0]}, protocol={"name": "quick"})
-    assert merge({"a": tried("h3*2"), "b": quick}).protocol is None
+    assert merge({"a": tried("h3*2", 2.1), "b": quick}).protocol is None
 
 
 def test_an_older_file_without_the_new_fields_is_concluded_from(make):
