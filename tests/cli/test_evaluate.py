@@ -132,7 +132,6 @@ def test_losses_are_shown_by_position(say: Say) -> None:
         (["h3", "a", "--rows", "2"], "--rows is for --tasks, not for text files"),
         (["h3", "--task", "copying", "--tokenizer", "a"], "is for text files, --tasks, not for"),
         (["h3", "a", "--window", "9", "--chunk", "8"], "--chunk is for carried state, but windows"),
-        (["h3", "--tasks", "copy_50", "--window", "9"], "--window is for text files, not for --ta"),
         (["short", "a", "--window", "0"], "made for max_len=100 tokens, got 1023"),
         (["h3", "a", "--out", "a/scores.json"], "cannot write a/scores.json: "),
     ],
