@@ -1,7 +1,6 @@
 """Distillation in stages: each is a run, which starts from the model of the stage before."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -225,8 +224,7 @@ def distil(
     for step in plan.steps():
         check_writable(step.folder / RESULT)
         run = stored_run(step.folder)
-        settings = json.loads(json.dumps(dataclasses.asdict(step.job.training)))
-        if run is None or run.stopped not in COMPLETE or run.training != settings:
+        if run is None or not _is_done(run, step.job.training):
             run = run_single(
                 step.job,
                 step.folder,
@@ -245,6 +243,12 @@ def distil(
         if run.stopped not in COMPLETE:
             break
     return done
+
+
+def _is_done(run: RunRecord, training: TrainConfig) -> bool:
+    """Whether a result completes a run; settings that it lacks had their defaults."""
+    before = {**dataclasses.asdict(TrainConfig()), **run.training}
+    return run.stopped in COMPLETE and before == dataclasses.asdict(training)
 
 
 def student_record(done: Sequence[Done]) -> RunRecord:
