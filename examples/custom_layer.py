@@ -62,7 +62,7 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
         mean = new + powers[1:] * state.mean[:, None]
         return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean[:, -1].clone())
 
-    def _step(self, x: Tensor, state: MovingAverageState) -> tuple[Tensor, MovingAverageState]:
+    def step(self, x: Tensor, state: MovingAverageState) -> tuple[Tensor, MovingAverageState]:
         """Update the mean with one input."""
         mean = torch.lerp(x.to(state.mean.dtype), state.mean, self.log_memory.sigmoid())
         return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean)

@@ -50,10 +50,10 @@ class Mean(SequenceLayer[MeanState]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> MeanState:
         return MeanState(self.out_proj.weight.new_zeros(batch_size, self.d_model))
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def _forward_chunk(self, x: Tensor, state: MeanState) -> tuple[Tensor, MeanState]:
+    def forward_chunk(self, x: Tensor, state: MeanState) -> tuple[Tensor, MeanState]:
         mean, means = state.mean, []
         for t in range(x.shape[1]):
             mean = torch.lerp(x[:, t], mean, self.keep)
@@ -292,7 +292,7 @@ class Abstract(SequenceLayer[None]):
         ("ladder", Plain, "the name 'ladder' is taken by"),
         ("own", int, "layer 'own' must be a subclass of SequenceLayer, got <class 'int'>"),
         ("own", None, "layer 'own' must be a subclass of SequenceLayer, got None"),
-        ("own", Abstract, "must define _forward_chunk, init_state: Abstract does not"),
+        ("own", Abstract, "must define forward_chunk, init_state: Abstract does not"),
         ("own", Positional, "must take size by keyword only"),
         ("own", NoDefault, "must have a default for size"),
         ("own", OtherName, "must take d_model first"),

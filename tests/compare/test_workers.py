@@ -53,10 +53,10 @@ class MovingAverage(SequenceLayer[AverageState]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> AverageState:
         return AverageState(torch.zeros(batch_size, self.d_model))
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def _forward_chunk(self, x: Tensor, state: AverageState) -> tuple[Tensor, AverageState]:
+    def forward_chunk(self, x: Tensor, state: AverageState) -> tuple[Tensor, AverageState]:
         means = []
         for now in x.unbind(1):
             state = AverageState(self.decay * state.mean + (1 - self.decay) * now)

@@ -246,7 +246,7 @@ class Growing(SequenceLayer[tuple[Tensor]]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Tensor]:
         return (torch.zeros(batch_size, 0, self.d_model),)
 
-    def _forward_chunk(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+    def forward_chunk(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
         seen = torch.cat([state[0], x], dim=1)
         return seen.cumsum(dim=1)[:, -x.shape[1] :], (seen,)
 
@@ -288,7 +288,7 @@ def test_a_layer_need_not_serve_inputs_without_tokens() -> None:
         def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Tensor]:
             return (torch.zeros(batch_size, self.d_model),)
 
-        def _forward_chunk(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        def forward_chunk(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
             return x, (x[:, -1],)
 
     layer, state = Latest(WIDTH), (torch.ones(2, WIDTH),)
@@ -362,7 +362,7 @@ def test_a_layer_whose_state_is_no_tuple_of_tensors_is_told(state: Any, told: st
         def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
             return state
 
-        def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
             return x, state
 
     layer = Odd(WIDTH)

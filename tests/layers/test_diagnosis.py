@@ -18,45 +18,45 @@ from tests.layers.test_law import BUGS, Twin, check
 
 
 class ChunkIgnoresItsState(Twin):
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, _ = super()._forward_chunk(x, self.init_state(len(x)))
-        return y, super()._forward_chunk(x, state)[1]
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, _ = super().forward_chunk(x, self.init_state(len(x)))
+        return y, super().forward_chunk(x, state)[1]
 
 
 class StepIgnoresItsState(Twin):
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, _ = super()._step(x, self.init_state(len(x)))
-        return y, super()._step(x, state)[1]
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, _ = super().step(x, self.init_state(len(x)))
+        return y, super().step(x, state)[1]
 
 
 class StateNotCarried(Twin):
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, _ = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, _ = super().forward_chunk(x, state)
         return y, pytree.tree_map(torch.clone, state)
 
 
 class ForwardSeesTwoAhead(Twin):
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward(x) + 1e-3 * x.roll(-2, dims=1)
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1e-3 * x.roll(-2, dims=1)
 
 
 class ChunkOfAnotherScale(Twin):
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().forward_chunk(x, state)
         return 1.001 * y, state
 
 
 class ChunkMakesItsStateHalf(Twin):
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().forward_chunk(x, state)
         return y, state._replace(h=state.h.half())
 
 
 class DropoutInEvaluation(Twin):
     clause = "results depend on the arguments alone"
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward(nn.functional.dropout(x, 0.1))
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.1))
 
 
 class RandomInitialState(Twin):
@@ -200,7 +200,7 @@ def test_half_precision_of_layers_that_choose_is_judged_by_half_of_the_positions
         def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[()]:
             return ()
 
-        def _forward_chunk(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
+        def forward_chunk(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
             low = x.dtype is torch.bfloat16
             jumps = torch.arange(x.shape[1])[:, None] < wrong if low else torch.tensor(False)
             return torch.where(jumps, -x, x), state

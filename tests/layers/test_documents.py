@@ -69,7 +69,6 @@ Leak = Callable[["Reader", str, str, Tensor], Tensor]
 class Reader(SequenceLayer[ReaderState]):
     """Scan, filter, window, keys, normalisation and positions, and resets of its own."""
 
-    packs = True
     keeps_float32 = True
 
     def __init__(self, leak: Leak | None = None) -> None:
@@ -84,7 +83,7 @@ class Reader(SequenceLayer[ReaderState]):
         position = torch.zeros(batch_size, dtype=torch.int64)
         return ReaderState(h, none, window, keys, none.clone(), position)
 
-    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
+    def forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         return self._read(x, self.init_state(len(x)), starts, "forward")[0]
 
     def _forward_chunk(
@@ -239,7 +238,7 @@ class LeavesAnotherState(Reader):
     def _forward_chunk(
         self, x: Tensor, state: ReaderState, starts: Documents | None = None
     ) -> tuple[Tensor, ReaderState]:
-        y, after = super()._forward_chunk(x, state, starts)
+        y, after = super().forward_chunk(x, state, starts)
         return y, after if starts is None else after._replace(position=after.position + 1)
 
 

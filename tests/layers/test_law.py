@@ -44,10 +44,10 @@ class Decay(SequenceLayer[DecayState]):
         h = self.start.repeat(batch_size, 1)
         return DecayState(h, torch.zeros(batch_size, dtype=torch.int64))
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def _forward_chunk(self, x: Tensor, state: DecayState) -> tuple[Tensor, DecayState]:
+    def forward_chunk(self, x: Tensor, state: DecayState) -> tuple[Tensor, DecayState]:
         outputs, (h, position) = [], state
         for x_t in x.unbind(dim=1):
             h = 0.7 * h + x_t
@@ -68,16 +68,16 @@ class Twin(SequenceLayer[Any]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
         return self.core.init_state(batch_size, capacity=capacity)
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.core(x)
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.core.forward_chunk(x, state)
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.core.step(x, state)
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
+    def step_(self, x: Tensor, state: Any) -> Tensor:
         return self.core.step_(x, state)
 
     def state_bytes(self, length: int) -> int:
@@ -93,8 +93,8 @@ class AttentionTwin(Twin):
 class LeakAtOnePosition(Twin):
     clause = "no output sees a later input"
 
-    def _forward(self, x: Tensor) -> Tensor:
-        y = super()._forward(x).clone()
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x).clone()
         y[:, 7:8] += 1e-3 * x[:, 8:9].sum(dim=1, keepdim=True)
         return y
 
@@ -108,32 +108,32 @@ class LeakInTraining(Twin):
         super().__init__()
         self.norm = nn.BatchNorm1d(WIDTH)
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward(self.norm(x.mT).mT)
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x.mT).mT)
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return super()._forward_chunk(self.norm(x.mT).mT, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super().forward_chunk(self.norm(x.mT).mT, state)
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return super()._step(self.norm(x), state)
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super().step(self.norm(x), state)
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        return super()._step_(self.norm(x), state)
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(self.norm(x), state)
 
 
 class LeakInChunks(Twin):
     clause = "chunks = forward"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().forward_chunk(x, state)
         return y + 1e-3 * torch.cat([x[:, 1:], x[:, -1:]], dim=1), state
 
 
 class StateChangedInPlace(Twin):
     clause = "the given state is unchanged"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        result = super()._forward_chunk(x, pytree.tree_map(torch.clone, state))
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        result = super().forward_chunk(x, pytree.tree_map(torch.clone, state))
         with torch.no_grad():
             state.position.add_(1)
         return result
@@ -142,8 +142,8 @@ class StateChangedInPlace(Twin):
 class StateChangedInPlaceByAStep(Twin):
     clause = "the given state is unchanged"
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        result = super()._step(x, pytree.tree_map(torch.clone, state))
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        result = super().step(x, pytree.tree_map(torch.clone, state))
         with torch.no_grad():
             state.h.zero_()
         return result
@@ -154,8 +154,8 @@ class InputChangedInPlace(Twin):
 
     clause = "the given state is unchanged"
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward(x.detach().mul_(0.5) * 2)
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.detach().mul_(0.5) * 2)
 
 
 class InputChangedByAChunk(Twin):
@@ -163,15 +163,15 @@ class InputChangedByAChunk(Twin):
 
     clause = "the given state is unchanged"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return super()._forward_chunk(x.detach().relu_(), state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super().forward_chunk(x.detach().relu_(), state)
 
 
 class InputChangedByAStepInPlace(Twin):
     clause = "the given state is unchanged"
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        return super()._step_(x.detach().mul_(0.5) * 2, state)
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x.detach().mul_(0.5) * 2, state)
 
 
 class StateSharesMemory(Twin):
@@ -182,16 +182,16 @@ class StateSharesMemory(Twin):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
         return super().init_state(batch_size), torch.ones(batch_size, 1)
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state[0])
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state[0])
         return y, (after, state[1])
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._step(x, state[0])
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().step(x, state[0])
         return y, (after, state[1])
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        return super()._step_(x, state[0])
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x, state[0])
 
     def state_bytes(self, length: int) -> int:
         return super().state_bytes(length) + 4
@@ -215,49 +215,49 @@ class InitialStateIsShared(Twin):
 class RowsMixed(Twin):
     clause = "rows do not mix"
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward(x - 1e-3 * x.mean(dim=0))
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - 1e-3 * x.mean(dim=0))
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return super()._forward_chunk(x - 1e-3 * x.mean(dim=0), state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super().forward_chunk(x - 1e-3 * x.mean(dim=0), state)
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return super()._step(x - 1e-3 * x.mean(dim=0), state)
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super().step(x - 1e-3 * x.mean(dim=0), state)
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        return super()._step_(x - 1e-3 * x.mean(dim=0), state)
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x - 1e-3 * x.mean(dim=0), state)
 
 
 class RowsMixedInTheState(Twin):
     clause = "rows do not mix"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
         return y, after._replace(h=after.h - 1e-3 * after.h.mean(dim=0))
 
 
 class PositionStaysInAStep(Twin):
     clause = "steps = forward"
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._step(x, state)
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().step(x, state)
         return y, after._replace(position=state.position.clone())
 
 
 class PositionAdvancesByOneInAChunk(Twin):
     clause = "chunks = forward"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
         return y, after._replace(position=state.position + 1)
 
 
 class RotaryPositionsOffByOneInPlace(AttentionTwin):
     clause = "step_ = step"
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
+    def step_(self, x: Tensor, state: Any) -> Tensor:
         slot = state.length[:, None, None, None].expand(-1, 1, *state.k.shape[2:]).clone()
-        y = super()._step_(x, state)
+        y = super().step_(x, state)
         further = torch.ones(len(x), 1, dtype=torch.int64)
         state.k.scatter_(1, slot, rotate(state.k.gather(1, slot), further, dims=2))
         return y
@@ -268,9 +268,9 @@ class PositionOfTheFirstRow(Twin):
 
     clause = "states of different lengths can be joined"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         position = state.position[:1].repeat(len(x))
-        return super()._forward_chunk(x, state._replace(position=position))
+        return super().forward_chunk(x, state._replace(position=position))
 
 
 class HiddenState(Twin):
@@ -282,31 +282,31 @@ class HiddenState(Twin):
         self.hidden = super().init_state(batch_size)
         return pytree.tree_map(torch.clone, self.hidden)
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, self.hidden = super()._forward_chunk(x, self.hidden)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, self.hidden = super().forward_chunk(x, self.hidden)
         return y, pytree.tree_map(torch.clone, self.hidden)
 
 
 class GradientCutBetweenChunks(Twin):
     clause = "gradients: chunks = forward"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
         return y, detach(after)
 
 
 class GradientCutBetweenSteps(Twin):
     clause = "gradients from a state: steps"
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return super()._step(x, detach(state))
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super().step(x, detach(state))
 
 
 class GradientIsNotANumber(Twin):
     clause = "gradients: chunks = forward"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
         return y + (0 * self.core.weight).sqrt(), after
 
 
@@ -325,8 +325,8 @@ class InitialStateCutEverywhere(Twin):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
         return detach(super().init_state(batch_size))
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward_chunk(x, self.init_state(len(x)))[0]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward_chunk(x, self.init_state(len(x)))[0]
 
 
 class Doubled(torch.autograd.Function):
@@ -346,25 +346,25 @@ class BackwardWrong(Twin):
 
     clause = "gradients are derivatives"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, after = self.core.forward_chunk(x, state)
         return Doubled.apply(y), after
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.forward_chunk(x[:, None], state)
         return y[:, 0], state
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        return SequenceLayer._step_(self, x, state)
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return SequenceLayer.step_(self, x, state)
 
 
 class OneUseDetached(BackwardWrong):
     """A weight that is used twice has the gradient of one use."""
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, after = self.core.forward_chunk(x, state)
         return y + x * self.core.weight.detach(), after
 
@@ -372,8 +372,8 @@ class OneUseDetached(BackwardWrong):
 class TrainingDiffers(Twin):
     clause = "training = evaluation"
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward(x) * (2 if self.training else 1)
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if self.training else 1)
 
 
 class ManyRowsWrong(BackwardWrong):
@@ -381,7 +381,7 @@ class ManyRowsWrong(BackwardWrong):
 
     clause = "many rows = few rows"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, after = self.core.forward_chunk(x, state)
         return torch.cat([y[:64], 1.01 * y[64:]]), after
 
@@ -397,8 +397,8 @@ class AccumulatorInHalfPrecision(Twin):
 class AccumulatorCastByAChunk(Twin):
     clause = "bfloat16 runs, accumulators float32"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
         return y, after._replace(h=after.h.to(x.dtype))
 
 
@@ -407,32 +407,32 @@ class AccumulatorInDoublePrecision(Twin):
 
     clause = "bfloat16 runs, accumulators float32"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
         return y, after._replace(h=after.h.double())
 
 
 class OutputInFloat32(Twin):
     clause = "bfloat16 runs, accumulators float32"
 
-    def _forward(self, x: Tensor) -> Tensor:
-        y = super()._forward(x)
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
         return y.to(torch.promote_types(y.dtype, torch.float32))
 
 
 class OutputInFloat32InPlace(Twin):
     clause = "bfloat16 runs, accumulators float32"
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        y = super()._step_(x, state)
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        y = super().step_(x, state)
         return y.to(torch.promote_types(y.dtype, torch.float32))
 
 
 class OutputWrongInHalfPrecision(Twin):
     clause = "bfloat16 runs, accumulators float32"
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward(x) * (1.5 if x.dtype == torch.bfloat16 else 1.0)
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.5 if x.dtype == torch.bfloat16 else 1.0)
 
 
 class OutputTooNarrow(Twin):
@@ -440,26 +440,26 @@ class OutputTooNarrow(Twin):
 
     clause = "outputs have the right shape"
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward(x)[..., :1]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[..., :1]
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().forward_chunk(x, state)
         return y[..., :1], state
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super()._step(x, state)
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().step(x, state)
         return y[..., :1], state
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        return super()._step_(x, state)[..., :1]
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x, state)[..., :1]
 
 
 class OutputInAnotherDtype(Twin):
     clause = "outputs have the right shape"
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward(x).float()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).float()
 
 
 class OutputAlone(Twin):
@@ -467,15 +467,15 @@ class OutputAlone(Twin):
 
     clause = "outputs have the right shape"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> Any:
-        return super()._forward_chunk(x, state)[0]
+    def forward_chunk(self, x: Tensor, state: Any) -> Any:
+        return super().forward_chunk(x, state)[0]
 
 
 class OutputIsNotANumber(Twin):
     clause = "outputs have the right shape"
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super()._step(x, state)
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().step(x, state)
         return y * torch.nan, state
 
 
@@ -484,8 +484,8 @@ class RowSqueezed(Twin):
 
     clause = "outputs have the right shape"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().forward_chunk(x, state)
         return y.squeeze(0), state
 
 
@@ -504,8 +504,8 @@ class OneTokenReadWrongly(Twin):
 
     clause = "cut anywhere = forward"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
         wrong = x.shape[1] == 1 and not state.position.any()
         return y, after._replace(h=after.h * 0.9) if wrong else after
 
@@ -515,8 +515,8 @@ class LastBlockOfManyWrong(Twin):
 
     clause = "long = short chunks"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
         wrong = x.shape[1] > 64 and x.shape[1] % 64
         return y, after._replace(h=after.h * 0.99) if wrong else after
 
@@ -526,19 +526,19 @@ class LeakInManyTokens(Twin):
 
     clause = "long = short chunks"
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
         return y + 1e-3 * (x.roll(-1, dims=1) * (torch.arange(x.shape[1]) >= 64)[:, None]), after
 
 
 class GradientWrongInManyTokens(Twin):
     clause = "gradients: long = short chunks"
 
-    def _forward(self, x: Tensor) -> Tensor:
-        y = super()._forward(x)
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
         return y if x.shape[1] <= 64 else torch.cat([y[:, :64].detach(), y[:, 64:]], dim=1)
 
 
@@ -546,9 +546,8 @@ class LastDocumentIgnored(Twin):
     """A document that begins at the last position does not reset the state."""
 
     clause = "packed = separate, from a state"
-    packs = True
 
-    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
+    def forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         return self.core(x, starts=starts)
 
     def _forward_chunk(
@@ -585,8 +584,8 @@ class StateLargerThanTold(Twin):
 class StateIsAView(Twin):
     clause = "no chunk stays in memory"
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
         return y, after._replace(h=torch.cat([after.h, after.h])[: len(after.h)])
 
 
@@ -600,14 +599,14 @@ class GrowthNotTold(AttentionTwin):
 class StepInPlaceDiffers(Twin):
     clause = "step_ = step"
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        return super()._step_(x, state) * (1 + 1e-6)
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x, state) * (1 + 1e-6)
 
 
 class StepInPlaceForgets(Twin):
     clause = "step_ = step"
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
+    def step_(self, x: Tensor, state: Any) -> Tensor:
         return self.step(x, state)[0]
 
 
@@ -619,16 +618,16 @@ class RetypedState(AttentionTwin):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
         return self.kind(*super().init_state(batch_size, capacity=capacity))
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._forward_chunk(x, AttentionState(*state))
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, AttentionState(*state))
         return y, self.kind(*after)
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super()._step(x, AttentionState(*state))
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().step(x, AttentionState(*state))
         return y, self.kind(*after)
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        return super()._step_(x, AttentionState(*state))
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x, AttentionState(*state))
 
 
 class UnpaddedState(NamedTuple):
@@ -688,19 +687,19 @@ class ScaledTwin(Twin):
     def keep(self, scale: Tensor) -> None:
         self.register_buffer("scale", scale)
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return super()._forward(x) * self.scale.to(x.dtype)
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale.to(x.dtype)
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().forward_chunk(x, state)
         return y * self.scale.to(x.dtype), state
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super()._step(x, state)
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().step(x, state)
         return y * self.scale.to(x.dtype), state
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        return super()._step_(x, state) * self.scale.to(x.dtype)
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x, state) * self.scale.to(x.dtype)
 
 
 class TensorMissingFromTheStateDict(ScaledTwin):
@@ -723,7 +722,7 @@ class OnePositionForAllRows(Twin):
 class StepRaises(Twin):
     clause = "Outputs agree"
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         raise RuntimeError("no such step\n(and much more)")
 
 
@@ -756,14 +755,14 @@ class Sensitive(Twin):
         super().__init__()
         self.large = nn.Parameter(torch.tensor([1.0, 1.0 + 1 / 200]))
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.core.forward_chunk(x, state)
         return y * (self.large[1] - self.large[0]), state
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.forward_chunk(x[:, None], state)
         return y[:, 0], state
 
@@ -783,7 +782,7 @@ class Estimated(BackwardWrong):
 class NormInFloat32(BackwardWrong):
     """Roundings to float32, which all methods share, are larger than the steps of differences."""
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.core.forward_chunk(x.float().tanh().to(x.dtype), state)
 
 
@@ -792,7 +791,7 @@ class PartlyInHalf(NormInFloat32):
 
     dtype = torch.bfloat16
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.core.forward_chunk(x + x.to(self.dtype).tanh().to(x.dtype), state)
 
 
@@ -823,16 +822,16 @@ class Normed(Twin):
         super().__init__()
         self.map = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.core.forward_chunk(self.map(x), state)
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.core.step(self.map(x), state)
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
+    def step_(self, x: Tensor, state: Any) -> Tensor:
         return self.core.step_(self.map(x), state)
 
 
@@ -941,10 +940,10 @@ class Sum(SequenceLayer[Tensor]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Tensor:
         return torch.zeros(batch_size, self.d_model)
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return x.cumsum(dim=1)
 
-    def _forward_chunk(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_chunk(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         total = state[:, None] + x.to(state.dtype).cumsum(dim=1)
         return total.to(x.dtype), total[:, -1].clone()
 
@@ -956,8 +955,8 @@ def test_a_layer_without_parameters_can_be_checked() -> None:
 
 
 class SumInPlace(Sum):
-    def _forward_chunk(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        result = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        result = super().forward_chunk(x, state)
         state.add_(1)
         return result
 

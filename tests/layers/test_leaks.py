@@ -15,8 +15,6 @@ WIDTH, KEPT = 3, 0.5
 class Memory(SequenceLayer[Tensor]):
     """A decaying sum, which begins anew with each document."""
 
-    packs = True
-
     def __init__(self) -> None:
         super().__init__(WIDTH)
         self.weight = nn.Parameter(torch.randn(WIDTH))
@@ -24,7 +22,7 @@ class Memory(SequenceLayer[Tensor]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Tensor:
         return torch.zeros(batch_size, WIDTH, dtype=self.weight.dtype)
 
-    def _forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
+    def forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
         outputs = [x[:, :0]]
         for t, x_t in enumerate(x.unbind(dim=1)):
             if starts is not None:
@@ -74,16 +72,16 @@ class _Begun(torch.autograd.Function):
 
 
 class AddsZeroTimesTheRow(Memory):
-    def _forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
-        y, after = super()._forward_chunk(x, state, starts)
+    def forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
+        y, after = super().forward_chunk(x, state, starts)
         return y + 0.0 * x.sum(dim=1, keepdim=True), after
 
 
 class Whole(Memory):
     """Computes all tokens at once."""
 
-    def _forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
-        y, after = super()._forward_chunk(x, state, starts)
+    def forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
+        y, after = super().forward_chunk(x, state, starts)
         return self.weight * self.sums(x, state, starts), after if x.shape[1] else y.new_zeros(0)
 
     def decays(self, x: Tensor, starts: Any) -> tuple[Tensor, Tensor]:
@@ -112,8 +110,8 @@ class ByFourier(Whole):
 
 
 class ReadsTheLast(Memory):
-    def _forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
-        y, after = super()._forward_chunk(x, state, starts)
+    def forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
+        y, after = super().forward_chunk(x, state, starts)
         return y + 0 * x[:, -1:].detach(), after
 
 
@@ -131,8 +129,8 @@ class SubtractsSums(Whole):
 
 
 class ScalesByTheRow(Memory):
-    def _forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
-        y, after = super()._forward_chunk(x, state, starts)
+    def forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
+        y, after = super().forward_chunk(x, state, starts)
         largest = x.detach().abs().amax(dim=(1, 2), keepdim=True) + 1 if x.shape[1] else 1.0
         return y / largest * largest, after
 

@@ -160,7 +160,7 @@ class Own(SequenceLayer[Any]):
     def __init__(self, d_model: int, *, rate: Positive = 1.0, most: Count | None = None) -> None:
         super().__init__(d_model)
 
-    init_state = _forward_chunk = lambda *_: None  # type: ignore[assignment]
+    init_state = forward_chunk = lambda *_: None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,8 +193,8 @@ class Counted(Attention):
         y, seen = super().attend(*inputs, **options)
         return y, Context(self.count(seen.k), seen.v)
 
-    def _forward_chunk(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        y, after = super()._forward_chunk(x, state)
+    def forward_chunk(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
+        y, after = super().forward_chunk(x, state)
         return y, after._replace(k=self.count(after.k))
 
     def count(self, k: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class Depth(SequenceLayer[Tensor]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Tensor:
         return torch.full((batch_size, self.d_model), -math.inf)
 
-    def _forward_chunk(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_chunk(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         deepest = torch.cat([state[:, None], x], dim=1).cummax(dim=1).values[:, 1:]
         return deepest + 1, deepest[:, -1]
 

@@ -327,8 +327,9 @@ def _carried(model: LanguageModel, task: TextTask, buckets: Buckets, batches: ra
         starts, fresh = (fresh, fresh[:, 0]) if fresh.ndim > 1 else (None, fresh)
         empty = model.init_state(len(tokens))
         state = empty if state is None else replace_rows(state, fresh, empty)
-        reduce = losses_of(targets.to(device), model.config.vocab_size)
-        losses, state = model.forward_chunk(tokens.to(device), state, starts=starts, reduce=reduce)
+        options: dict[str, Any] = {"starts": starts}
+        options["reduce"] = losses_of(targets.to(device), model.config.vocab_size)
+        losses, state = model.forward_chunk(tokens.to(device), state, **options)
         return losses
 
     for window in islice(task.held_out_rows(buckets.last), len(batches) or None):

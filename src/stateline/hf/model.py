@@ -160,7 +160,8 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
             return cache.step(self.model, tokens[:, 0])[:, None]
         state, columns = cache.prepare(self.model, len(tokens)), tokens.shape[1]
         if mask is None:
-            logits, state = self.model.forward_chunk(tokens, state, keep=keep, starts=starts)
+            options: dict[str, Any] = {"keep": keep, "starts": starts}
+            logits, state = self.model.forward_chunk(tokens, state, **options)
             cache.advance(state, columns, tokens)
             return logits
         rows = [row[real] for row, real in zip(tokens, mask, strict=True)]

@@ -8,13 +8,11 @@ from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.calls import call, call_packed, is_inside
+from stateline.layers.calls import VERBS, checked, takes_starts
 from stateline.layers.decoder import Decoder
-from stateline.layers.documents import Documents
 from stateline.layers.state import leaves_of, nbytes
 from stateline.layers.stored_state import widened
 from stateline.settings import Count, Settings, check_type
@@ -52,7 +50,22 @@ class KeepsFloat32(nn.Module):
 
 
 class LayerType(ABCMeta):
-    """The door of all layers: ``Layer(d_model, **keywords)`` makes its settings, then the layer."""
+    """The door of all layers: ``Layer(d_model, **keywords)`` makes its settings, then the layer.
+
+    Their methods that take an input check the call, if it comes from outside.
+
+    Attributes:
+        packs: Whether ``forward_chunk``, and with it ``forward``, always takes ``starts``.
+    """
+
+    packs: bool
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> "LayerType":
+        """Make a class of layers."""
+        own = {verb: checked(verb, body[verb]) for verb in VERBS if verb in body}
+        made: Any = super().__new__(mcs, name, bases, body | own)
+        made.packs = takes_starts(made.forward_chunk) and made.resets is None
+        return made
 
     def __call__(cls, *given: Any, **keywords: Any) -> Any:
         """Build a layer from keywords.
@@ -133,11 +146,15 @@ class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
     is given, so a caller may keep an old one, branch from it, or detach it between segments. The
     one exception carries a trailing underscore: ``step_`` works in place.
 
-    A subclass defines ``init_state`` and ``_forward_chunk``, and may define ``_forward``, ``_step``
-    and ``_step_`` where there is a faster way. The methods without underscore, which users and
-    other layers call, check the call and then run these: an input of the wrong width, or a state of
-    another layer or another number of rows, raises an :class:`~stateline.errors.InputError` (see
-    :mod:`stateline.layers.calls`).
+    A subclass defines ``init_state`` and ``forward_chunk``, and may define ``forward``, ``step``
+    and ``step_`` where there is a faster way. Calls from outside are checked before these run: an
+    input of the wrong width, or a state of another layer or another number of rows, raises an
+    :class:`~stateline.errors.InputError` (see :mod:`stateline.layers.calls`).
+
+    Packed rows hold several documents, which ``starts`` separates. Every layer can read them:
+    documents are cut out (see :mod:`stateline.layers.documents`), unless ``forward_chunk`` has a
+    parameter ``starts``. Then it, and ``forward`` if the layer defines it, get the
+    :class:`~stateline.layers.documents.Documents`, to hand them on or to reset the state at each.
 
     Attributes:
         d_model: Width of the input.
@@ -159,9 +176,8 @@ class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
         balances: Whether the layer counts in training which of its experts positions use: see
             :class:`~stateline.layers.MoE`.
         any_batch_axes: Whether inputs may have any number of batch axes instead of one.
-        packs: Whether ``_forward`` and ``_forward_chunk`` take ``starts`` themselves: composite
-            layers pass it on, and some kernels reset the state at each document. For all other
-            layers, documents are cut out: see :mod:`stateline.layers.documents`.
+        resets: For layers whose kernels read documents on some backends only, a method: whether
+            they do with this input (and, for ``forward_chunk``, state).
         chooses: Whether the layer chooses discretely, as a router does: a rounding may change its
             output, and its gradient may be an estimate. The law does not compare this gradient
             with central differences.
@@ -183,7 +199,7 @@ class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
     maps: ClassVar[tuple[str, ...]] = ()
     balances: ClassVar[bool] = False
     any_batch_axes: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
+    resets: Any = None
     chooses: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
     causal: bool = True
@@ -222,69 +238,56 @@ class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
                 can write in place. ``forward_chunk`` keeps that room free.
         """
 
-    def forward(
-        self,
-        x: Tensor,
-        *more: Any,
-        starts: Bool[Tensor, "batch length"] | Documents | None = None,
-        **options: Any,
-    ) -> Tensor:
+    def forward(self, x: Tensor, *more: Any, **options: Any) -> Tensor:
         """Process whole sequences from the initial state.
 
         Args:
             x: Input (batch, length, d_model).
             *more: ``lengths`` of the rows, for layers that are not causal.
-            starts: True at the first position of each document, if rows hold several: each is then
-                read from the initial state, as in a row of its own.
-            **options: Options of this kind of layer.
+            **options: ``starts``: True at the first position of each document (batch, length), if
+                rows hold several: each is then read from the initial state, as in a row of its own.
+                Options of this kind of layer.
 
         Returns:
             Output (batch, length, d_output).
         """
-        if starts is not None:
-            return call_packed(self, "forward", x, *more, starts=starts, **options)
-        if is_inside():
-            return self._forward(x, *more, **options)
-        return call(self, "forward", x, *more, **options)
+        return self.forward_chunk(x, self.init_state(x.shape[0]), *more, **options)[0]
 
+    @abstractmethod
     def forward_chunk(
-        self,
-        x: Tensor,
-        state: StateT,
-        *,
-        starts: Bool[Tensor, "batch length"] | Documents | None = None,
-        **options: Any,
+        self, x: Tensor, state: StateT, *more: Any, **options: Any
     ) -> tuple[Tensor, StateT]:
         """Process the next ``length`` tokens of sequences.
 
         Args:
             x: Input (batch, length, d_model).
             state: State before it.
-            starts: True at the first position of each document. The state continues the document
-                that a row begins with, unless another begins there; the last document of the row
-                leaves the state.
-            **options: Options of this kind of layer.
+            *more: None.
+            **options: ``starts``: True at the first position of each document. The state continues
+                the document that a row begins with, unless another begins there; the last document
+                of the row leaves the state. Options of this kind of layer.
 
         Returns:
             Output (batch, length, d_output), and the state after it.
         """
-        if starts is not None:
-            return call_packed(self, "forward_chunk", x, state, starts=starts, **options)
-        if is_inside():
-            return self._forward_chunk(x, state, **options)
-        return call(self, "forward_chunk", x, state, **options)
 
-    def step(self, x: Tensor, state: StateT) -> tuple[Tensor, StateT]:
+    def step(self, x: Tensor, state: StateT, *more: Any, **options: Any) -> tuple[Tensor, StateT]:
         """Process the next token: input (batch, d_model), output (batch, d_output)."""
-        return self._step(x, state) if is_inside() else call(self, "step", x, state)
+        y, state = self.forward_chunk(x[:, None], state, *more, **options)
+        return y[:, 0], state
 
-    def step_(self, x: Tensor, state: StateT) -> Tensor:
+    def step_(self, x: Tensor, state: StateT, *more: Any, **options: Any) -> Tensor:
         """Process the next token and change the given state in place.
 
         The state must have been made with a capacity; its accumulators may be kept in half
         precision.
         """
-        return self._step_(x, state) if is_inside() else call(self, "step_", x, state)
+        leaves = leaves_of(state)
+        low = any(leaf.dtype in LOW_PRECISION for leaf in leaves)
+        y, after = self.step(x, widened(state) if low else state, *more, **options)
+        for old, new in zip(leaves, leaves_of(after), strict=True):
+            old.copy_(new)
+        return y
 
     def decoder(self) -> Decoder["SequenceLayer[StateT]"]:
         """Prepare what follows from the present weights, to decode many tokens without gradients.
@@ -292,31 +295,6 @@ class SequenceLayer(KeepsFloat32, Generic[StateT], metaclass=LayerType):
         A session has one; a layer of its own has one, too.
         """
         return Decoder(self)
-
-    def _forward(self, x: Tensor, *more: Any, **packed: Any) -> Tensor:
-        return self._forward_chunk(x, self.init_state(x.shape[0]), *more, **packed)[0]
-
-    @abstractmethod
-    def _forward_chunk(self, x: Tensor, state: StateT) -> tuple[Tensor, StateT]: ...
-
-    def _step(self, x: Tensor, state: StateT) -> tuple[Tensor, StateT]:
-        y, state = self._forward_chunk(x[:, None], state)
-        return y[:, 0], state
-
-    def _step_(self, x: Tensor, state: StateT) -> Tensor:
-        leaves = leaves_of(state)
-        low = any(leaf.dtype in LOW_PRECISION for leaf in leaves)
-        y, after = self._step(x, widened(state) if low else state)
-        for old, new in zip(leaves, leaves_of(after), strict=True):
-            old.copy_(new)
-        return y
-
-    def begins_anew(self, x: Tensor, state: StateT | None = None) -> bool:  # noqa: ARG002
-        """Whether ``_forward`` (with a state, ``_forward_chunk``) takes ``starts`` with this input.
-
-        Only for layers without ``packs``, whose kernels take ``starts`` on some backends.
-        """
-        return False
 
     def example_input(self, batch_size: int, length: int) -> Tensor:
         """Random input of the kind that the layer takes."""

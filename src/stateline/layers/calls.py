@@ -5,8 +5,10 @@ trust their arguments, in corrupted memory. Only shapes and types on the host ar
 between nested layers and calls under ``torch.compile`` are not checked.
 """
 
+from collections.abc import Callable
 from contextvars import ContextVar
-from functools import partial
+from functools import wraps
+from inspect import signature
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,6 +19,9 @@ from stateline.errors import InputError
 from stateline.layers.documents import Documents, read, read_chunk
 from stateline.layers.state import State, copied, has_sizes, leaves_of, select_rows, shown, sizes_of
 from stateline.ops.dispatch import wants_tangent
+
+VERBS = ("forward", "forward_chunk", "step", "step_")
+"""The methods of layers that take an input."""
 
 _nested: ContextVar[bool] = ContextVar("nested", default=False)
 
@@ -50,17 +55,58 @@ def is_inside() -> bool:
     return torch.compiler.is_compiling() or _nested.get()
 
 
+def checked(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    """One of the :data:`VERBS` of a class of layers as its callers see it.
+
+    Args:
+        name: Its name.
+        own: What the class defines; the result has it as ``own``.
+    """
+
+    @wraps(own)
+    def run(self: Any, x: Tensor, *more: Any, starts: Any = None, **options: Any) -> Any:
+        if not is_inside():
+            return _call_from_outside(self, name, own, x, *more, starts=starts, **options)
+        if starts is None:
+            return own(self, x, *more, **options)
+        return _call_packed(self, name, own, x, *more, starts=starts, **options)
+
+    run.own = own  # type: ignore[attr-defined]
+    return run
+
+
+def takes_starts(verb: Callable[..., Any]) -> bool:
+    """Whether a method reads packed rows itself, as its signature says."""
+    found = signature(verb).parameters.values()
+    return any(p.name == "starts" or p.kind is p.VAR_KEYWORD for p in found)
+
+
 def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
-    """Check a call from outside, and run the layer's own method.
+    """Call a method of a layer that decodes from outside."""
+    return _call_from_outside(layer, name, getattr(type(layer), name), x, *more, **options)
+
+
+def _call_from_outside(
+    layer: Any,
+    name: str,
+    own: Callable[..., Any],
+    x: Tensor,
+    *more: Any,
+    starts: Any = None,
+    **options: Any,
+) -> Any:
+    """Check a call from outside, and run the layer's method.
 
     An input of no rows or no tokens runs as one row or one token of zeros, which is then dropped:
     no layer has to serve it. A chunk of no tokens returns a copy of the state.
 
     Args:
         layer: The layer.
-        name: ``forward``, ``forward_chunk``, ``step`` or ``step_``.
+        name: Name of the method.
+        own: The method.
         x: Input.
         *more: The state, for all but ``forward``.
+        starts: Where documents begin.
         **options: Options of the method.
 
     Raises:
@@ -72,7 +118,13 @@ def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
             "on the sizes of its input: use torch.export.export or torch.compile"
         )
     try:
-        return _call(layer, name, x, *more, **options)
+        check_call(layer, name, x, *more)
+        with _Inside():
+            if 0 in x.shape[: _count_axes(name)]:
+                return _call_empty(layer, name, own, x, *more, **options)
+            if starts is None:
+                return own(layer, x, *more, **options)
+            return _call_packed(layer, name, own, x, *more, starts=starts, **options)
     except RuntimeError as error:
         if torch._C._functorch.peek_interpreter_stack() is None and not wants_tangent():
             raise
@@ -92,47 +144,28 @@ def check_call(layer: Any, name: str, x: Tensor, *more: Any) -> None:
             _check_state(layer, x, *more)
 
 
-def call_packed(
-    layer: Any, name: str, x: Tensor, *more: Any, starts: Tensor | Documents, **options: Any
-) -> Any:
-    """As :func:`call` for packed rows: documents are cut out, unless the layer does it itself.
-
-    Raises:
-        InputError: If the input, the starts or the state does not fit the layer.
-    """
-    if not is_inside():
-        return call(layer, name, x, *more, starts=starts, **options)
-    if 0 in x.shape[:2]:
-        return getattr(layer, f"_{name}")(x, *more, **options)
-    return _run_packed(layer, name, x, *more, starts=Documents.of(starts, x), **options)
-
-
-def _run_packed(
-    layer: Any, name: str, x: Tensor, *more: Any, starts: Documents, **options: Any
-) -> Any:
-    if layer.packs:
-        return getattr(layer, f"_{name}")(x, *more, starts=starts, **options)
-    if name == "forward":
-        return read(layer, x, starts, **options)
-    return read_chunk(layer, x, *more, starts, **options)
-
-
-def _call(
+def _call_packed(
     layer: Any,
     name: str,
+    own: Callable[..., Any],
     x: Tensor,
     *more: Any,
-    starts: Tensor | Documents | None = None,
+    starts: Tensor | Documents,
     **options: Any,
 ) -> Any:
-    run = getattr(layer, f"_{name}")
-    check_call(layer, name, x, *more)
-    with _Inside():
-        if 0 in x.shape[: _count_axes(name)]:
-            return _call_empty(layer, name, x, *more, **options)
-        if starts is not None:
-            run = partial(_run_packed, layer, name, starts=Documents.of(starts, x))
-        return run(x, *more, **options)
+    """Run a method on packed rows: documents are cut out, unless the layer does it itself.
+
+    Raises:
+        InputError: If the starts do not fit the input.
+    """
+    if 0 in x.shape[:2]:
+        return own(layer, x, *more, **options)
+    documents = Documents.of(starts, x)
+    if type(layer).packs:
+        return own(layer, x, *more, starts=documents, **options)
+    if name == "forward":
+        return read(layer, own, x, documents, **options)
+    return read_chunk(layer, own, x, *more, documents, **options)
 
 
 def _count_axes(name: str) -> int:
@@ -140,14 +173,16 @@ def _count_axes(name: str) -> int:
     return 1 if name.startswith("step") else 2
 
 
-def _call_empty(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
+def _call_empty(
+    layer: Any, name: str, own: Callable[..., Any], x: Tensor, *more: Any, **options: Any
+) -> Any:
     """Results for no rows or no tokens."""
     if options.get("reduce") is not None:
         raise InputError(f"reduce needs rows and tokens, got {shown(x)}: leave it out for none")
     axes = x.shape[: _count_axes(name)]
     x = x.new_zeros(*(max(1, size) for size in axes), *x.shape[len(axes) :])
     state = () if name == "forward" else (layer.init_state(len(x), capacity=1),)
-    result = getattr(layer, f"_{name}")(x, *state, **options)
+    result = own(layer, x, *state, **options)
     kept = tuple(slice(size) for size in axes)
     if isinstance(result, Tensor):
         return result[kept]

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from stateline.layers.base import AnyLayer, SequenceLayer, require_same_width, row_inputs
 from stateline.layers.decoder import prepared
@@ -19,8 +20,6 @@ class Around(SequenceLayer[Any]):
     Abstract: subclasses say which layer is inside; by default its input and output are also
     the whole layer's.
     """
-
-    packs = True
 
     @property
     @abstractmethod
@@ -39,23 +38,27 @@ class Around(SequenceLayer[Any]):
         """Initial state of the inner layer."""
         return self.inner.init_state(batch_size, capacity=capacity)
 
-    def _forward(self, x: Tensor, lengths: Tensor | None = None, **own: Any) -> Tensor:
+    @override
+    def forward(self, x: Tensor, lengths: Tensor | None = None, **own: Any) -> Tensor:
         entered, kept = self.enter(x)
         return self.leave(kept, self.inner(*row_inputs(self.inner, entered, lengths), **own))
 
-    def _forward_chunk(self, x: Tensor, state: Any, **own: Any) -> tuple[Tensor, Any]:
+    @override
+    def forward_chunk(self, x: Tensor, state: Any, **own: Any) -> tuple[Tensor, Any]:
         entered, kept = self.enter(x)
         y, state = self.inner.forward_chunk(entered, state, **own)
         return self.leave(kept, y), state
 
-    def _step(self, x: Tensor, state: Any, **own: Any) -> tuple[Tensor, Any]:
+    @override
+    def step(self, x: Tensor, state: Any, **own: Any) -> tuple[Tensor, Any]:
         entered, kept = self.enter(x)
-        y, state = self.inner._step(entered, state, **own)
+        y, state = self.inner.step(entered, state, **own)
         return self.leave(kept, y), state
 
-    def _step_(self, x: Tensor, state: Any, **own: Any) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: Any, **own: Any) -> Tensor:
         entered, kept = self.enter(x)
-        return self.leave(kept, self.inner._step_(entered, state, **own))
+        return self.leave(kept, self.inner.step_(entered, state, **own))
 
     def state_bytes(self, length: int) -> int:
         """Bytes of the inner layer's state."""
@@ -105,8 +108,9 @@ class Branch(Around):
 class Residual(Branch):
     """A pre-norm residual branch: ``x + layer(norm(x))``."""
 
-    def _step_(self, x: Tensor, state: Any, **own: Any) -> Tensor:
-        return self.leave(x, self.layer._step_(self.norm(x), state, **own))
+    @override
+    def step_(self, x: Tensor, state: Any, **own: Any) -> Tensor:
+        return self.leave(x, self.layer.step_(self.norm(x), state, **own))
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised stream, and the stream."""
@@ -164,8 +168,6 @@ class Composite(SequenceLayer[tuple[Any, ...]]):
     modes at once (``run_links``).
     """
 
-    packs = True
-
     @property
     @abstractmethod
     def links(self) -> Sequence[AnyLayer]:
@@ -183,13 +185,15 @@ class Composite(SequenceLayer[tuple[Any, ...]]):
         """One initial state per link."""
         return tuple(link.init_state(batch_size, capacity=capacity) for link in self.links)
 
-    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
+    @override
+    def forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
         def call(layer: AnyLayer, h: Tensor, **own: Any) -> Tensor:
             return self.run(layer, *row_inputs(layer, h, lengths), **own, **packed)
 
         return self.run_links(x, call)
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: tuple[Any, ...], **packed: Any
     ) -> tuple[Tensor, tuple[Any, ...]]:
         def advance(layer: AnyLayer, *inputs: Any, **own: Any) -> tuple[Tensor, Any]:
@@ -197,8 +201,9 @@ class Composite(SequenceLayer[tuple[Any, ...]]):
 
         return self._advance(x, state, advance)
 
-    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
-        return self._advance(x, state, lambda layer, *inputs, **own: layer._step(*inputs, **own))
+    @override
+    def step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+        return self._advance(x, state, lambda layer, *inputs, **own: layer.step(*inputs, **own))
 
     def _advance(
         self, x: Tensor, state: tuple[Any, ...], advance: Callable[..., tuple[Tensor, Any]]
@@ -212,9 +217,10 @@ class Composite(SequenceLayer[tuple[Any, ...]]):
 
         return self.run_links(x, call), tuple(after)
 
-    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
         states = iter(state)
-        return self.run_links(x, lambda layer, h, **own: layer._step_(h, next(states), **own))
+        return self.run_links(x, lambda layer, h, **own: layer.step_(h, next(states), **own))
 
     def state_bytes(self, length: int) -> int:
         """Bytes of all states."""
@@ -306,9 +312,10 @@ class Chain(ActivationCheckpointing, Composite):
             x = call(link, x)
         return x
 
-    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
         for link, own in zip(self.links, state, strict=True):
-            x = link._step_(x, own)
+            x = link.step_(x, own)
         return x
 
 

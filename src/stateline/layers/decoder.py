@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from inspect import signature
 from itertools import repeat
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from stateline.layers.calls import call, check_call
+from stateline.layers.calls import VERBS, call, check_call, takes_starts
 from stateline.layers.weights import Weights
 
 LayerT = TypeVar("LayerT", bound=Any)
@@ -129,17 +128,16 @@ def _ready(module: Any, made: dict[int, Any]) -> Any:
 def _decoding(kind: Any, hooked: bool) -> Any:
     """The class of a module that decodes."""
     own: dict[str, Any] = {"decodes": True, **dict.fromkeys(_constants(kind))}
-    if hasattr(kind, "_step_"):  # a sequence layer
-        own |= {verb: getattr(kind, f"_{verb}") for verb in ("step", "step_")}
-        own |= {verb: _of_no_documents(getattr(kind, f"_{verb}")) for verb in _WHOLE}
-    if not hooked:
-        own["__call__"] = _DIRECTLY.get(kind) or own.get("forward", kind.forward)
     marked = (name for name in dir(kind) if hasattr(getattr(kind, name), "prepared"))
     own |= {name: _once(getattr(kind, name)) for name in marked}
-    return type(kind)(kind.__name__, (kind,), own)
+    made: Any = type(kind)(kind.__name__, (kind,), own)
+    for name in VERBS if hasattr(kind, "packs") else ():  # a sequence layer
+        verb = getattr(kind, name).own
+        setattr(made, name, verb if name.startswith("step") else _of_no_documents(verb))
+    if not hooked:
+        made.__call__ = _DIRECTLY.get(kind, made.forward)
+    return made
 
-
-_WHOLE = ("forward", "forward_chunk")
 
 _DIRECTLY: Mapping[type[nn.Module], Callable[..., Tensor]] = {
     nn.LayerNorm: lambda of, x: torch.layer_norm(x, of.normalized_shape, of.weight, of.bias, of.eps)
@@ -149,7 +147,7 @@ _DIRECTLY: Mapping[type[nn.Module], Callable[..., Tensor]] = {
 
 def _of_no_documents(verb: Callable[..., T]) -> Callable[..., T]:
     """A method of layers of which not all take ``starts``; a decoder reads single documents."""
-    if any(p.kind is p.VAR_KEYWORD for p in signature(verb).parameters.values()):
+    if takes_starts(verb):
         return verb
 
     def run(self: Any, *inputs: Any, starts: None = None, **options: Any) -> T:  # noqa: ARG001

@@ -213,41 +213,56 @@ class Layout:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def read(layer: Any, x: Tensor, documents: Documents, **options: Any) -> Tensor:
-    """Outputs of a layer for packed rows: each document is read from the initial state."""
+def read(
+    layer: Any, own: Callable[..., Any], x: Tensor, documents: Documents, **options: Any
+) -> Tensor:
+    """Outputs of a layer for packed rows: each document is read from the initial state.
+
+    Args:
+        layer: The layer.
+        own: Its ``forward`` that takes documents, if it does.
+        x: Packed rows.
+        documents: The documents in them.
+        **options: Options of ``forward``.
+    """
     if documents.apart:
-        return layer._forward(x, **options)
-    if layer.begins_anew(x):
-        return layer._forward(x, starts=documents, **options)
+        return layer.forward(x, **options)
+    if layer.resets and layer.resets(x):
+        return own(layer, x, starts=documents, **options)
 
     def outputs(group: Group, rows: Tensor) -> Tensor:
         lengths = () if layer.causal else (group.lengths,)
-        return layer._forward(rows, *lengths, **options)
+        return layer.forward(rows, *lengths, **options)
 
     return documents.whole.apply(x, outputs)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def read_chunk(
-    layer: Any, x: Tensor, state: State, documents: Documents, **options: Any
+    layer: Any,
+    own: Callable[..., Any],
+    x: Tensor,
+    state: State,
+    documents: Documents,
+    **options: Any,
 ) -> tuple[Tensor, State]:
     """Outputs for packed rows that a state continues, and the state after the last documents."""
     if not documents.starts.any():
-        return layer._forward_chunk(x, state, **options)
-    if layer.begins_anew(x, state):
-        return layer._forward_chunk(x, state, starts=documents, **options)
+        return layer.forward_chunk(x, state, **options)
+    if layer.resets and layer.resets(x, state):
+        return own(layer, x, state, starts=documents, **options)
     # Initial states get as much room as the given state: callers may continue in place.
     states = cat_states([state, layer.init_state(len(x))])
     begun = select_rows(states, range(len(x), 2 * len(x)))
     if documents.apart:
         fresh = documents.starts[:, 0].to(x.device)
-        return layer._forward_chunk(x, replace_rows(state, fresh, begun), **options)
+        return layer.forward_chunk(x, replace_rows(state, fresh, begun), **options)
     left: list[tuple[Tensor, State]] = []
 
     def outputs(group: Group, rows: Tensor) -> Tensor:
         if group.kind == STANDS_ALONE:
-            return layer._forward(rows, **options)
-        y, after = layer._forward_chunk(rows, select_rows(states, group.sources), **options)
+            return layer.forward(rows, **options)
+        y, after = layer.forward_chunk(rows, select_rows(states, group.sources), **options)
         if group.kind == LEAVES_A_STATE:
             left.append((group.rows, after))
         return y

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers import NORMS, SequenceLayer
@@ -75,8 +76,6 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         "Transformers without Tears", 2019, for the standard deviation.
     """
 
-    packs = True
-
     def __init__(self, config: ModelConfig) -> None:
         if not isinstance(config, ModelConfig):
             raise InputError(
@@ -105,7 +104,8 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device)
         return LanguageModelState(position, self.stack.init_state(batch_size, capacity=capacity))
 
-    def _forward(
+    @override
+    def forward(
         self,
         x: Tensor,
         *,
@@ -138,7 +138,8 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
             stream = link(stream)
             yield stream
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self,
         x: Tensor,
         state: LanguageModelState,
@@ -156,12 +157,14 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         h, layers = self.stack.forward_chunk(h, state.layers, starts=starts)
         return self._outputs(_last(h, keep), reduce), LanguageModelState(position, layers)
 
-    def _step(self, x: Tensor, state: LanguageModelState) -> tuple[Tensor, LanguageModelState]:
+    @override
+    def step(self, x: Tensor, state: LanguageModelState) -> tuple[Tensor, LanguageModelState]:
         check_length(self.max_len, 1, state.position)
         h, layers = self.stack.step(self._embed(x, state.position), state.layers)
         return self._logits(h), LanguageModelState(state.position + 1, layers)
 
-    def _step_(self, x: Tensor, state: LanguageModelState) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: LanguageModelState) -> Tensor:
         check_length(self.max_len, 1, state.position)
         h = self.stack.step_(self._embed(x, state.position), state.layers)
         state.position.add_(1)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers import NORMS, SequenceLayer
@@ -174,13 +175,15 @@ class SequenceHead(SequenceLayer[HeadState]):
         total = torch.zeros(batch_size, width, dtype=dtype, device=weight.device)
         return HeadState(position, total, self.stack.init_state(batch_size, capacity=capacity))
 
-    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+    @override
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         check_length(self.max_len, x.shape[1])
         places = torch.arange(x.shape[1], device=x.device)
         h = self.norm(self.stack(self._enter(x, places), lengths))
         return self.head(self._pool(h, places + 1, None))
 
-    def _forward_chunk(self, x: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
+    @override
+    def forward_chunk(self, x: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
         check_length(self.max_len, x.shape[1], state.position)
         places = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
         h, layers = self.stack.forward_chunk(self._enter(x, places), state.layers)
@@ -190,12 +193,14 @@ class SequenceHead(SequenceLayer[HeadState]):
         total = state.total + h.sum(dim=1, dtype=state.total.dtype) if mean else state.total
         return y, HeadState(state.position + x.shape[1], total, layers)
 
-    def _step(self, x: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
+    @override
+    def step(self, x: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
         h, layers = self.stack.step(self._enter_one(x, state), state.layers)
         y, total = self._answer(h, state)
         return y, HeadState(state.position + 1, total, layers)
 
-    def _step_(self, x: Tensor, state: HeadState) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: HeadState) -> Tensor:
         h = self.stack.step_(self._enter_one(x, state), state.layers)
         y, total = self._answer(h, state)
         state.total.copy_(total)

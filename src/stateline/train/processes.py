@@ -202,7 +202,7 @@ def shard(model: AnyModel, mesh: DeviceMesh, dtype: torch.dtype = torch.float32)
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for module in (*model.stack.links, model):  # nothing changes outputs in place
         fully_shard(module, mesh=mesh)
-        for verb in ("init_state", "forward_chunk", "_step", "_step_"):
+        for verb in ("init_state", "forward_chunk", "step", "step_"):
             _gather_for(module, verb)
     exact = float32_parameters(model)
     for name, module in model.named_modules():

@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.linear import Linear
@@ -89,7 +90,8 @@ class AFT(SequenceLayer[AFTState]):
         sums = past.new_zeros(batch_size, self.d_model, 2)
         return AFTState(level, sums, torch.full_like(past, _NOTHING), past)
 
-    def _forward_chunk(self, x: Tensor, state: AFTState) -> tuple[Tensor, AFTState]:
+    @override
+    def forward_chunk(self, x: Tensor, state: AFTState) -> tuple[Tensor, AFTState]:
         weights = self.distance.repeat_interleave(self.d_model // self.n_heads, 0)
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         y, after = _means(q, k, v, weights, state)

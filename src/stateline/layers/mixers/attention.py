@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
@@ -145,14 +146,15 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, M
         length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
         return AttentionState(free, free.clone(), length)
 
-    def begins_anew(self, x: Tensor, state: AttentionState | None = None) -> bool:
+    def resets(self, x: Tensor, state: AttentionState | None = None) -> bool:
         """Whether the kernel skips scores between documents; a cache holds only the last one."""
         plain = self.n_kv_heads == self.n_heads and not self.dropout.rate
         plain = plain and self.settings.soft_cap is None
         runs = plain and kernels_run(OP, x.device.type)
         return state is None and (runs or preferred("attention") == "flex")
 
-    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
+    @override
+    def forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         positions, first = torch.arange(x.shape[1], device=x.device)[None], None
         if starts is not None:
             first = positions - starts.positions
@@ -161,7 +163,8 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, M
         mask = AttentionMask(None, *self.scheme(), first, self.settings.soft_cap)
         return self._merge(attention(q, k, v, mask, self.dropout.rate), gate)
 
-    def _forward_chunk(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
+    @override
+    def forward_chunk(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
         length = x.shape[1]
         positions = state.length[:, None] + torch.arange(length, device=x.device)
         q, k, v, gate = self._project(x, positions)
@@ -170,7 +173,8 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, M
         y = self._merge(attention(q, keys, values, mask, self.dropout.rate), gate)
         return y, AttentionState(keys, values, state.length + length)
 
-    def _step_(self, x: Tensor, state: AttentionState) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: AttentionState) -> Tensor:
         q, k, v, gate = self._project(x)
         mask = AttentionMask(None, *self.scheme(), None, self.settings.soft_cap)
         frequency = None if self.rotary is None else self.frequency()

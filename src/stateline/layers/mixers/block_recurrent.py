@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.context import Context
@@ -151,7 +152,8 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         vectors = self.initial.to(torch.promote_types(self.initial.dtype, torch.float32))
         return BlockRecurrentState(k, k.clone(), length, vectors.repeat(batch_size, 1, 1))
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: BlockRecurrentState
     ) -> tuple[Tensor, BlockRecurrentState]:
         """Process all tokens at once, around a loop over the updates.

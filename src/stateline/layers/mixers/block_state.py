@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
@@ -161,7 +162,8 @@ class BlockState(SequenceLayer[BlockStateState]):
         k, v = (t.repeat(batch_size, 1, 1, 1) for t in self._keys_and_values(self.initial[None]))
         return BlockStateState(ssm, local, k, v)
 
-    def _forward(self, x: Tensor) -> Tensor:
+    @override
+    def forward(self, x: Tensor) -> Tensor:
         if not x.shape[1]:
             return x
         k, v = (t.flatten(0, 1) for t in self._keys_and_values(self.context_states(x)))
@@ -188,7 +190,8 @@ class BlockState(SequenceLayer[BlockStateState]):
         initial = self.initial.expand(x.shape[0], 1, -1, -1).to(ends.dtype)
         return torch.cat([initial, self._outputs(ends)], dim=1)
 
-    def _forward_chunk(self, x: Tensor, state: BlockStateState) -> tuple[Tensor, BlockStateState]:
+    @override
+    def forward_chunk(self, x: Tensor, state: BlockStateState) -> tuple[Tensor, BlockStateState]:
         """Continue from a state; rows may be at different offsets in their blocks."""
         if not x.shape[1]:
             return x, state
@@ -197,7 +200,8 @@ class BlockState(SequenceLayer[BlockStateState]):
         heads, k, v = self._read(self.cross.queries(x), self._outputs(c), state)
         return y + self.cross.merge(heads), BlockStateState(ssm, local, k, v)
 
-    def _step(self, x: Tensor, state: BlockStateState) -> tuple[Tensor, BlockStateState]:
+    @override
+    def step(self, x: Tensor, state: BlockStateState) -> tuple[Tensor, BlockStateState]:
         y, local = self.local.step(x, state.local)
         c, ssm = self.ssm.step(self._narrowed(x), state.ssm)
         heads, k, v = self._read(self.cross.queries(x)[:, None], self._outputs(c)[:, None], state)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.documents import Documents, mask_of
@@ -68,7 +69,6 @@ class ChannelMixing(SequenceLayer[ChannelMixingState]):
     wants_feed_forward = False
     is_feed_forward = True
     keeps_float32 = True
-    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"mix": "no_decay"}
 
     def __init__(self, d_model: int, *, d_hidden: Count | None = None) -> None:
@@ -82,16 +82,19 @@ class ChannelMixing(SequenceLayer[ChannelMixingState]):
         """Zeros."""
         return ChannelMixingState(zeros(self.in_proj.weight, batch_size, self.d_model))
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: ChannelMixingState, starts: Documents | None = None
     ) -> tuple[Tensor, ChannelMixingState]:
         before, last = shifted(x, state.x, mask_of(starts))
         return self._mixed(x, before), ChannelMixingState(last)
 
-    def _step(self, x: Tensor, state: ChannelMixingState) -> tuple[Tensor, ChannelMixingState]:
+    @override
+    def step(self, x: Tensor, state: ChannelMixingState) -> tuple[Tensor, ChannelMixingState]:
         return self._mixed(x, state.x), ChannelMixingState(x.clone())
 
-    def _step_(self, x: Tensor, state: ChannelMixingState) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: ChannelMixingState) -> Tensor:
         y = self._mixed(x, state.x)
         state.x.copy_(x)
         return y

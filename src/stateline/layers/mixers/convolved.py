@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, records
 from stateline.layers.documents import Documents, mask_of
@@ -27,7 +28,6 @@ class ConvolvedRecurrence(SequenceLayer[Any]):
     """
 
     keeps_float32 = True
-    packs = True
     ops: ClassVar[tuple[Callable[..., Any], ...]]
     conv: ShortConv
 
@@ -47,13 +47,15 @@ class ConvolvedRecurrence(SequenceLayer[Any]):
         """The op for sequences: its output, and the state after them."""
         return self.ops[0](*inputs, starts=starts)
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: Any, starts: Documents | None = None
     ) -> tuple[Tensor, Any]:
         convolve = partial(self.conv.forward_chunk, starts=starts)
         return self._advance(x, state, convolve, partial(self.scan, starts=mask_of(starts)))
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    @override
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self._advance(x, state, self.conv.step, self.ops[1])
 
     def _advance(
@@ -65,9 +67,10 @@ class ConvolvedRecurrence(SequenceLayer[Any]):
         y, s = scan(*inputs, state[1])
         return self.read(y, *needed), type(state)(conv, s)
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: Any) -> Tensor:
         if not self.decodes and records(x):
-            return super()._step_(x, state)
+            return super().step_(x, state)
         mixed, *others = self.project(x)
         inputs, needed = self.signals(self.conv.step_(mixed, state.conv), *others)
         return self.read(self.ops[2](*inputs, state[1]), *needed)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.decoder import prepared
@@ -82,7 +83,12 @@ class ChannelSSM(SequenceLayer[DiagonalSSMState]):
         """Zero state."""
         return DiagonalSSMState(zeros(self.c, batch_size, self.d_model, *self.c.shape[1:]))
 
-    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
+    def resets(self, x: Tensor, state: DiagonalSSMState | None = None) -> bool:  # noqa: ARG002
+        """Not by a convolution."""
+        return False
+
+    @override
+    def forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         packed = {} if starts is None else {"starts": starts.mask}
         return self.operators.response(x, self.weights(), **packed)[0] + skipped(x, self.skip)
 
@@ -93,14 +99,16 @@ class ChannelSSM(SequenceLayer[DiagonalSSMState]):
         y = self.operators.every(x, self.weights(), stride)
         return y + skipped(x[..., stride - 1 :: stride, :], self.skip)
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: DiagonalSSMState, starts: Documents | None = None
     ) -> tuple[Tensor, DiagonalSSMState]:
         packed = {} if starts is None else {"starts": starts.mask}
         y, h = self.operators.response(x, self.weights(), state.h, **packed)
         return y + skipped(x, self.skip), DiagonalSSMState(h)
 
-    def _step(self, x: Tensor, state: DiagonalSSMState) -> tuple[Tensor, DiagonalSSMState]:
+    @override
+    def step(self, x: Tensor, state: DiagonalSSMState) -> tuple[Tensor, DiagonalSSMState]:
         y, h = self.operators.step(x, self.weights(), state.h)
         return y + skipped(x, self.skip), DiagonalSSMState(h)
 
@@ -121,14 +129,15 @@ class DiagonalRecurrence(ChannelSSM):
     def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
 
-    def begins_anew(self, x: Tensor, state: DiagonalSSMState | None = None) -> bool:  # noqa: ARG002
+    def resets(self, x: Tensor, state: DiagonalSSMState | None = None) -> bool:  # noqa: ARG002
         """Whether the kernels take documents."""
         device = x.device.type
         return kernels_run(OP, device) and (device == "cpu" or self.c.shape[1] <= MOST_MODES)
 
-    def _step_(self, x: Tensor, state: DiagonalSSMState) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: DiagonalSSMState) -> Tensor:
         if not self.decodes and records(x):
-            return super()._step_(x, state)
+            return super().step_(x, state)
         return self.stepper()(x, state.h)
 
     @prepared

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer
@@ -46,25 +47,27 @@ def activated(h: Float[Tensor, "*batch hidden"], activation: str) -> Tensor:
 class Positionwise(SequenceLayer[tuple[()]]):
     """A layer that maps every position by itself, without a state.
 
-    Abstract: subclasses define ``_forward``.
+    Abstract: subclasses define ``forward``.
     """
 
     wants_feed_forward = False
     is_feed_forward = True
     any_batch_axes = True
-    packs = True
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[()]:  # noqa: ARG002
         """Empty: the layer has no memory."""
         return ()
 
-    def _forward_chunk(self, x: Tensor, state: tuple[()], **_: Any) -> tuple[Tensor, tuple[()]]:
+    @override
+    def forward_chunk(self, x: Tensor, state: tuple[()], **_: Any) -> tuple[Tensor, tuple[()]]:
         return self(x), state
 
-    def _step(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
+    @override
+    def step(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
         return self(x), state
 
-    def _step_(self, x: Tensor, state: tuple[()]) -> Tensor:  # noqa: ARG002
+    @override
+    def step_(self, x: Tensor, state: tuple[()]) -> Tensor:
         return self(x)
 
 
@@ -120,7 +123,8 @@ class FeedForward(Positionwise):
         self.out_proj = scaled_linear(d_hidden, (d_model, out_scale), bias=bias)
         self.dropout = Dropout(dropout)
 
-    def _forward(self, x: Tensor, **_: Any) -> Tensor:
+    @override
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
         a, b = self.in_proj, self.out_proj
         pays = self.activation == "gelu" and x.ndim > 2  # not for one token
         if pays and not self.dropout.rate and is_plain_with_bias(a) and is_plain_with_bias(b):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.decoder import prepared
@@ -53,28 +54,32 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         parameter = next(self.parameters())
         return FiniteFilterState(zeros(parameter, batch_size, self.filter_len - 1, self.d_model))
 
-    def begins_anew(self, x: Tensor, state: FiniteFilterState | None = None) -> bool:  # noqa: ARG002
+    def resets(self, x: Tensor, state: FiniteFilterState | None = None) -> bool:  # noqa: ARG002
         """Whether the kernels take documents: long filters convolve by FFT."""
         return self.filter_len <= MOST_TAPS.get(x.device.type, 0) and kernels_run(OP, x.device.type)
 
-    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
+    @override
+    def forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         return self.finish(short_conv(x, self.taps(), starts=mask_of(starts))).to(x.dtype)
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: FiniteFilterState, starts: Documents | None = None
     ) -> tuple[Tensor, FiniteFilterState]:
         mask = mask_of(starts)
         y = self.finish(short_conv(x, self.taps(), state.past, starts=mask))
         return y.to(x.dtype), FiniteFilterState(slide(state.past, x, mask))
 
-    def _step(self, x: Tensor, state: FiniteFilterState) -> tuple[Tensor, FiniteFilterState]:
+    @override
+    def step(self, x: Tensor, state: FiniteFilterState) -> tuple[Tensor, FiniteFilterState]:
         y, past = short_conv_step(x, self.weights(), state.past)
         return self.finish(y).to(x.dtype), FiniteFilterState(past)
 
-    def _step_(self, x: Tensor, state: FiniteFilterState) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: FiniteFilterState) -> Tensor:
         recorded = not self.decodes and records(x)
         if recorded or self.d_output != self.d_model:
-            return super()._step_(x, state)
+            return super().step_(x, state)
         return self.finish(self.stepper()(x, state.past)).to(x.dtype)
 
     @prepared

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, zeros
@@ -137,15 +138,15 @@ class GatedDeltaNet(ConvolvedHeads):
         s = zeros(self.conv.kernel, batch_size, self.n_heads, self.d_key, self.d_value)
         return GatedDeltaNetState(self.conv.init_state(batch_size), s)
 
-    def _step(self, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
-        return (
-            SequenceLayer._step(self, x, state) if self.n_products > 1 else super()._step(x, state)
-        )
+    @override
+    def step(self, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
+        return SequenceLayer.step(self, x, state) if self.n_products > 1 else super().step(x, state)
 
-    def _step_(self, x: Tensor, state: GatedDeltaNetState) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: GatedDeltaNetState) -> Tensor:
         if self.n_products > 1:
-            return SequenceLayer._step_(self, x, state)
-        return super()._step_(x, state)
+            return SequenceLayer.step_(self, x, state)
+        return super().step_(x, state)
 
     def scan(self, *inputs: Any, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """With several products, each is a step: the first decays the state, the last is read."""

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records
@@ -77,17 +78,19 @@ class H3(SequenceLayer[H3State]):
         h = products.unflatten(0, (batch_size, self.d_head, self.d_head))
         return H3State(self.shift.init_state(batch_size), DiagonalSSMState(h))
 
-    def begins_anew(self, x: Tensor, state: H3State | None = None) -> bool:  # noqa: ARG002
+    def resets(self, x: Tensor, state: H3State | None = None) -> bool:  # noqa: ARG002
         """Whether the kernels take documents."""
         simple = x.device.type == "cpu" or self.d_head * self.n_outputs == 1
-        return simple and self.diagonal.begins_anew(x)
+        return simple and self.diagonal.resets(x)
 
-    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
+    @override
+    def forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)
         y, _ = h3_core(q, k, v, self.weights(), starts=mask_of(starts))
         return from_adjacent(self.out_proj, y)
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: H3State, starts: Documents | None = None
     ) -> tuple[Tensor, H3State]:
         q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)
@@ -95,14 +98,16 @@ class H3(SequenceLayer[H3State]):
         after = H3State(FiniteFilterState(past), DiagonalSSMState(h))
         return from_adjacent(self.out_proj, y), after
 
-    def _step(self, x: Tensor, state: H3State) -> tuple[Tensor, H3State]:
+    @override
+    def step(self, x: Tensor, state: H3State) -> tuple[Tensor, H3State]:
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         y, (past, h) = h3_core_step(q, k, v, self.weights(), _inner(state))
         return self.out_proj(y), H3State(FiniteFilterState(past), DiagonalSSMState(h))
 
-    def _step_(self, x: Tensor, state: H3State) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: H3State) -> Tensor:
         if not self.decodes and records(x):
-            return super()._step_(x, state)
+            return super().step_(x, state)
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         return self.out_proj(self.stepper()(q, k, v, _inner(state)))
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
@@ -107,11 +108,13 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
         length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
         return LatentAttentionState(free, length)
 
-    def _forward(self, x: Tensor) -> Tensor:
+    @override
+    def forward(self, x: Tensor) -> Tensor:
         q, slots = self._project(x, torch.arange(x.shape[1], device=x.device)[None])
         return self._attend_to_keys(q, slots)
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: LatentAttentionState
     ) -> tuple[Tensor, LatentAttentionState]:
         length = x.shape[1]
@@ -128,7 +131,8 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
         attend = self._attend_to_keys if many else self._attend_to_few
         return attend(q, held, state.length), after
 
-    def _step_(self, x: Tensor, state: LatentAttentionState) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: LatentAttentionState) -> Tensor:
         slot = state.length[:, None]
         check_room(state.length, state.latent.shape[1])
         q, new = self._project(x[:, None], slot)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
@@ -62,7 +63,6 @@ class MatrixAttention(SequenceLayer[Any], MixesValues):
         chunk: Tokens inside which the layer attends.
     """
 
-    packs = True
     chunk: ClassVar[int] = CHUNK
     out_proj: nn.Linear
 
@@ -110,21 +110,24 @@ class MatrixAttention(SequenceLayer[Any], MixesValues):
         s = zeros(self.out_proj.weight, batch_size, self.n_heads, self.d_key, self.d_value)
         return LinearAttentionState(s.to(torch.promote_types(s.dtype, torch.float32)))
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: Any, starts: Documents | None = None
     ) -> tuple[Tensor, Any]:
         *signals, gate = self.signals(x, state, starts)
         y, s = linear_attention(LinearSignals(*signals), state.s, starts=mask_of(starts))
         return self.read(y, gate), self.after(state, s, gate)
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    @override
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         *signals, gate = self.signals(x, state)
         y, s = linear_attention_step(LinearSignals(*signals), state.s)
         return self.read(y, gate), self.after(state, s, gate)
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: Any) -> Tensor:
         if not self.decodes and records(x):
-            return super()._step_(x, state)
+            return super().step_(x, state)
         *signals, gate = self.signals(x, state)
         return self.read(linear_attention_step_(LinearSignals(*signals), state.s), gate)
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.dropout import Dropout
@@ -65,7 +66,8 @@ class LSTM(SequenceLayer[LSTMState]):
         h = zeros(weight, batch_size, self.n_layers, self.d_model)
         return LSTMState(h, h.clone())
 
-    def _forward_chunk(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+    @override
+    def forward_chunk(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         weights = [self._weights(layer) for layer in range(self.n_layers)]
         dtype = weights[0].w_ih.dtype
         y, after = x.to(dtype), []

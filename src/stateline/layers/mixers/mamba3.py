@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, zeros
@@ -82,7 +83,6 @@ class Mamba3(SequenceLayer[Mamba3State]):
     """
 
     keeps_float32 = True
-    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("dt_bias", "skip", "b_bias", "c_bias", "norm_weight"), "no_decay"
     )
@@ -138,7 +138,8 @@ class Mamba3(SequenceLayer[Mamba3State]):
             zeros(self.skip, *each, self.d_head),
         )
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: Mamba3State, starts: Documents | None = None
     ) -> tuple[Tensor, Mamba3State]:
         # A token adds its key and value twice: at once, and with weight (1 - lambda) Delta at the
@@ -170,7 +171,8 @@ class Mamba3(SequenceLayer[Mamba3State]):
         latest = (t[:, -1].clone() for t in (angle.to(u.dtype), k, u) if length)
         return y, Mamba3State(h, *latest) if length else state
 
-    def _step(self, x: Tensor, state: Mamba3State) -> tuple[Tensor, Mamba3State]:
+    @override
+    def step(self, x: Tensor, state: Mamba3State) -> tuple[Tensor, Mamba3State]:
         z, u, b, c, log_decay, now, before, turn = self._signals(x, state)
         angle = _wrapped(state.angle + turn.double()).to(u.dtype)
         k, q = self._rotated(angle, b, c)

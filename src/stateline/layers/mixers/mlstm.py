@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.documents import Documents
@@ -163,5 +164,6 @@ class MLSTM(MatrixAttention):
             m = torch.cat([state.m[:, None], m], dim=1)[:, -1]
         return MLSTMState(s, m.clone())
 
-    def _step_(self, x: Tensor, state: MLSTMState) -> Tensor:
-        return SequenceLayer._step_(self, x, state)
+    @override
+    def step_(self, x: Tensor, state: MLSTMState) -> Tensor:
+        return SequenceLayer.step_(self, x, state)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.linear import Linear
@@ -146,7 +147,8 @@ class MoE(Positionwise):
         self.positions: int | None = None  # of an update; by default, of each call
         self.uses: Tensor | None = None
 
-    def _forward(self, x: Tensor, **_: Any) -> Tensor:
+    @override
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
         its, rows = self.settings, x.reshape(-1, self.d_model)
         scores = self.router(rows)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import accumulates, records
@@ -115,8 +116,9 @@ class Retention(MatrixAttention, RotatesHeads):
         """The state after the tokens."""
         return RetentionState(s, gate[1])
 
-    def _step_(self, x: Tensor, state: RetentionState) -> Tensor:
-        y = super()._step_(x, state)
+    @override
+    def step_(self, x: Tensor, state: RetentionState) -> Tensor:
+        y = super().step_(x, state)
         if self.decodes or not records(x):  # else it was counted
             state.length.add_(1)
         return y

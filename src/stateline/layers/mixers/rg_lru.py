@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
@@ -66,7 +67,6 @@ class RGLRU(SequenceLayer[RGLRUState]):
     """
 
     keeps_float32 = True
-    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("rate", "decay_bias", "input_bias"), "no_decay"
     )
@@ -96,7 +96,8 @@ class RGLRU(SequenceLayer[RGLRUState]):
         length = torch.zeros(batch_size, dtype=torch.int64, device=h.device)
         return RGLRUState(self.conv.init_state(batch_size), h, length)
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: RGLRUState, starts: Documents | None = None
     ) -> tuple[Tensor, RGLRUState]:
         z, u = self.in_proj(x).chunk(2, dim=-1)
@@ -106,15 +107,17 @@ class RGLRU(SequenceLayer[RGLRUState]):
         y, h = selective_scan(*signals, state.h[..., None], starts=mask_of(starts))
         return self._read(y, z), RGLRUState(conv, h[..., 0], length)
 
-    def _step(self, x: Tensor, state: RGLRUState) -> tuple[Tensor, RGLRUState]:
+    @override
+    def step(self, x: Tensor, state: RGLRUState) -> tuple[Tensor, RGLRUState]:
         z, u = self.in_proj(x).chunk(2, dim=-1)
         u, conv = self.conv.step(u, state.conv)
         y, h = selective_scan_step(*self._signals(u, state.length), state.h[..., None])
         return self._read(y, z), RGLRUState(conv, h[..., 0], state.length + 1)
 
-    def _step_(self, x: Tensor, state: RGLRUState) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: RGLRUState) -> Tensor:
         if not self.decodes and records(x):
-            return super()._step_(x, state)
+            return super().step_(x, state)
         z, u = self.in_proj(x).chunk(2, dim=-1)
         signals = self._signals(self.conv.step_(u, state.conv), state.length)
         y = selective_scan_step_(*signals, state.h[..., None])

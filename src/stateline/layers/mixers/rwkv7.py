@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, accumulates, records, zeros
 from stateline.layers.documents import Documents, mask_of
@@ -79,7 +80,6 @@ class RWKV7(SequenceLayer[RWKV7State], TakesHeads):
     # feed-forward of RWKV-7 is the layer ``channel_mixing``.
 
     keeps_float32 = True
-    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("mix", "decay_bias", "rate_bias", "removal", "writing", "bonus"), "no_decay"
     )
@@ -119,7 +119,8 @@ class RWKV7(SequenceLayer[RWKV7State], TakesHeads):
         s = zeros(self.mix, batch_size, self.n_heads, self.d_head, self.d_head)
         return RWKV7State(zeros(self.r_proj.weight, batch_size, self.d_model), s)
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self,
         x: Tensor,
         state: RWKV7State,
@@ -132,15 +133,17 @@ class RWKV7(SequenceLayer[RWKV7State], TakesHeads):
         y, s = self._advance(x, before, state.s, scan, values)
         return y, RWKV7State(last, s)
 
-    def _step(
+    @override
+    def step(
         self, x: Tensor, state: RWKV7State, *, values: Values | None = None
     ) -> tuple[Tensor, RWKV7State]:
         y, s = self._advance(x, state.x, state.s, delta_rule_step, values)
         return y, RWKV7State(x.clone(), s)
 
-    def _step_(self, x: Tensor, state: RWKV7State, *, values: Values | None = None) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: RWKV7State, *, values: Values | None = None) -> Tensor:
         if not self.decodes and records(x):
-            y, after = self._step(x, widened(state), values=values)
+            y, after = self.step(x, widened(state), values=values)
             state.s.copy_(after.s)
         else:
             y, _ = self._advance(x, state.x, state.s, _in_place, values)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, accumulates, zeros
 from stateline.layers.decoder import prepared
@@ -87,14 +88,17 @@ class S5SSM(SequenceLayer[S5State]):
         """Zero state."""
         return S5State(zeros(self.c, batch_size, *self.c.shape[1:]))
 
-    def _forward(self, x: Tensor) -> Tensor:
+    @override
+    def forward(self, x: Tensor) -> Tensor:
         return mimo_ssm(x, self.weights())[0] + skipped(x, self.skip)
 
-    def _forward_chunk(self, x: Tensor, state: S5State) -> tuple[Tensor, S5State]:
+    @override
+    def forward_chunk(self, x: Tensor, state: S5State) -> tuple[Tensor, S5State]:
         y, h = mimo_ssm(x, self.weights(), state.h.to(self.c.dtype))
         return y + skipped(x, self.skip), S5State(h)
 
-    def _step(self, x: Tensor, state: S5State) -> tuple[Tensor, S5State]:
+    @override
+    def step(self, x: Tensor, state: S5State) -> tuple[Tensor, S5State]:
         y, h = mimo_ssm_step(x, self.weights(), state.h.to(self.c.dtype))
         return y + skipped(x, self.skip), S5State(h)
 

@@ -26,7 +26,7 @@ class ShortConv(FiniteFilter):
     """
 
     keeps_float32 = True
-    packs = True
+    resets = None  # type: ignore[assignment]  # every backend reads documents
 
     def __init__(self, d_model: int, *, taps: Count = 4, bias: bool = True) -> None:
         super().__init__(d_model)

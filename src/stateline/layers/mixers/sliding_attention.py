@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
@@ -145,7 +146,8 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         length = torch.full((batch_size,), seen, dtype=torch.int64, device=free.device)
         return SlidingAttentionState(free, free.clone(), length)
 
-    def _forward(self, x: Tensor) -> Tensor:
+    @override
+    def forward(self, x: Tensor) -> Tensor:
         if not x.shape[1]:
             return x
         if self.settings.zeros_before:
@@ -153,7 +155,8 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         positions = torch.arange(x.shape[1], device=x.device)[None]
         return self._attend(self._queries(x, positions), self.project_context(x, positions), None)
 
-    def _forward_chunk(
+    @override
+    def forward_chunk(
         self, x: Tensor, state: SlidingAttentionState
     ) -> tuple[Tensor, SlidingAttentionState]:
         positions = state.length[:, None] + torch.arange(x.shape[1], device=x.device)

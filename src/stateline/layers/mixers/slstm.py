@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.base import SequenceLayer, accumulates
 from stateline.layers.mixers.finite_filter import FiniteFilterState
@@ -89,7 +90,8 @@ class SLSTM(SequenceLayer[SLSTMState]):
         conv = self.conv.init_state(batch_size)
         return SLSTMState(conv, *empty_cell(self.bias, batch_size, self.n_heads, self.d_head))
 
-    def _forward_chunk(self, x: Tensor, state: SLSTMState) -> tuple[Tensor, SLSTMState]:
+    @override
+    def forward_chunk(self, x: Tensor, state: SLSTMState) -> tuple[Tensor, SLSTMState]:
         convolved, conv = self.conv.forward_chunk(x, state.conv)
         gates = self._gates(convolved, x)
         y, cell = slstm(gates, self.recurrent, SLSTMCell(*state[1:]))

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, require_causal
@@ -62,7 +63,8 @@ class Bidirectional(SequenceLayer[Any]):
         project = combine == "project"
         self.out_proj = Linear(2 * core.d_output, core.d_model) if project else None
 
-    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+    @override
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         # Rows are padded at the end; outputs beyond their lengths are arbitrary.
         forward, backward = self.core(x), reverse(self.core(reverse(x, lengths)), lengths)
         if self.out_proj is not None:
@@ -74,7 +76,8 @@ class Bidirectional(SequenceLayer[Any]):
         require_causal(self, "a state")
         raise AssertionError
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> NoReturn:  # noqa: ARG002
+    @override
+    def forward_chunk(self, x: Tensor, state: Any) -> NoReturn:
         self.init_state(len(x))
 
     def state_bytes(self, length: int) -> int:  # noqa: ARG002

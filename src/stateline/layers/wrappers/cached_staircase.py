@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
@@ -120,16 +121,19 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
             live=self._fitted(state.live),
         )
 
-    def _forward(self, x: Tensor) -> Tensor:
+    @override
+    def forward(self, x: Tensor) -> Tensor:
         return self._advance(x, self._blank(len(x)), 0)[0]
 
-    def _forward_chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    @override
+    def forward_chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Finish the current chunk, run whole chunks, and start the next one."""
         if not x.shape[1]:
             return x, state
         return by_phase(self._advance, x, state, state.length % self.chunk_len)
 
-    def _step_(self, x: Tensor, state: State) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: State) -> Tensor:
         """Run all passes of one token in place; the slots move by one."""
         if self.steps is None:
             check_room(state.length, state.cache[0].slots)

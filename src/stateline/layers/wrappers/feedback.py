@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
@@ -94,7 +95,8 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
         memory = self.project(x, length[:, None].expand(-1, 0))
         return FeedbackState(length, tuple(its.with_slots(self.window) for its in memory))
 
-    def _forward_chunk(self, x: Tensor, state: FeedbackState) -> tuple[Tensor, FeedbackState]:
+    @override
+    def forward_chunk(self, x: Tensor, state: FeedbackState) -> tuple[Tensor, FeedbackState]:
         """Process one token after the other."""
         if not x.shape[1]:
             return x, state
@@ -104,7 +106,8 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
             outputs.append(y)
         return torch.cat(outputs, dim=1), state
 
-    def _step(self, x: Tensor, state: FeedbackState) -> tuple[Tensor, FeedbackState]:
+    @override
+    def step(self, x: Tensor, state: FeedbackState) -> tuple[Tensor, FeedbackState]:
         """Apply the layers to a token and add its memory."""
         positions = state.length[:, None]
         h = x[:, None]

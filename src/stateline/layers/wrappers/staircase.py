@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, require_causal, require_same_width
@@ -81,17 +82,20 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
         phase = torch.zeros(batch_size, dtype=torch.int64, device=first.device)
         return StaircaseState(phase, torch.full_like(phase, room), tuple(passes))
 
-    def _forward(self, x: Tensor) -> Tensor:
+    @override
+    def forward(self, x: Tensor) -> Tensor:
         chunks = list(x.split(self.chunk_len, dim=1))
         return climb(chunks, self.passes, lambda _, h: self.run(self.core, h))
 
-    def _forward_chunk(self, x: Tensor, state: StaircaseState) -> tuple[Tensor, StaircaseState]:
+    @override
+    def forward_chunk(self, x: Tensor, state: StaircaseState) -> tuple[Tensor, StaircaseState]:
         """Finish the current chunk, run whole chunks, and start the next one."""
         if not x.shape[1]:
             return x, state
         return by_phase(self._advance, x, state, state.phase)
 
-    def _step(self, x: Tensor, state: StaircaseState) -> tuple[Tensor, StaircaseState]:
+    @override
+    def step(self, x: Tensor, state: StaircaseState) -> tuple[Tensor, StaircaseState]:
         """Run all passes of one token; rows may be at different offsets in their chunks."""
         after = []
         for before in state.passes:
@@ -105,7 +109,8 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
         phase = (state.phase + 1) % self.chunk_len
         return x, StaircaseState(phase, state.room, tuple(after))
 
-    def _step_(self, x: Tensor, state: StaircaseState) -> Tensor:
+    @override
+    def step_(self, x: Tensor, state: StaircaseState) -> Tensor:
         """Run all passes of one token in place; at the end of a chunk, states move by one pass."""
         for own in state.passes:
             x = self.core.step_(x, own)

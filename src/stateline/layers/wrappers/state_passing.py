@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from stateline.layers.base import AnyLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing, Around
@@ -48,12 +49,14 @@ class StatePassing(ActivationCheckpointing, Around):
         """The core."""
         return self.core
 
-    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:  # noqa: ARG002
+    @override
+    def forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
         if x.shape[1] <= self.chunk_len:
             return self.run(self.core, x, **packed)
         return self.forward_chunk(x, self.init_state(len(x)), **packed)[0]
 
-    def _forward_chunk(self, x: Tensor, state: Any, **packed: Any) -> tuple[Tensor, Any]:
+    @override
+    def forward_chunk(self, x: Tensor, state: Any, **packed: Any) -> tuple[Tensor, Any]:
         outputs, place = [], 0
         for chunk in x.split(self.chunk_len, dim=1):
             own = {name: starts.cut(place, chunk.shape[1]) for name, starts in packed.items()}

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
+from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers import SequenceLayer
@@ -50,7 +51,8 @@ class Automaton(SequenceLayer[AutomatonState]):
         """State 0 for every row."""
         return AutomatonState(self.output.new_zeros(batch_size))
 
-    def _forward_chunk(self, x: Tensor, state: AutomatonState) -> tuple[Tensor, AutomatonState]:
+    @override
+    def forward_chunk(self, x: Tensor, state: AutomatonState) -> tuple[Tensor, AutomatonState]:
         numbers = [state.number]
         for token in x.unbind(dim=1):
             numbers.append(self.update[numbers[-1], token])
