@@ -1,4 +1,4 @@
-"""A sequence layer outside the package: an exponential moving average.
+"""A sequence layer outside the package: a gated moving average.
 
 Run it: python examples/custom_layer.py
 It checks the layer.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stateline import InputError, SequenceLayer, check_layer, register_layer
 from stateline.layers import accumulates
-from stateline.ops import fft_conv
+from stateline.ops import linear_scan
 
 
 @accumulates("mean")
@@ -26,13 +26,16 @@ class MovingAverageState(NamedTuple):
 
 
 class MovingAverage(SequenceLayer[MovingAverageState]):
-    r"""Exponential moving average of each channel, then a map across channels.
+    r"""Moving average of each channel whose memory the input chooses, then a map across channels.
 
-    .. math:: m_t = a\, m_{t-1} + (1 - a)\, x_t, \qquad y_t = W m_t + b
+    .. math::
+        f_t = \sigma(W_f x_t + \theta), \qquad m_t = f_t \odot m_{t-1} + (1 - f_t) \odot x_t,
+        \qquad y_t = W m_t + b
 
     Args:
         d_model: Number of channels.
-        slowest: Memory of the slowest channel in tokens; the fastest remembers one token.
+        slowest: Memory of the slowest channel in tokens where the gate is closed; the fastest
+            remembers one token.
 
     Raises:
         InputError: If ``slowest`` is below one.
@@ -45,6 +48,7 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
         super().__init__(d_model)
         if slowest < 1:
             raise InputError(f"slowest must be at least 1 token, got {slowest=}")
+        self.gate = nn.Linear(d_model, d_model, bias=False)
         self.log_memory = nn.Parameter(torch.linspace(0, math.log(slowest), d_model))
         self.out_proj = nn.Linear(d_model, d_model)
 
@@ -52,20 +56,13 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
         """Zero mean."""
         return MovingAverageState(self.log_memory.new_zeros(batch_size, self.d_model))
 
-    def _forward_chunk(
+    def forward_chunk(
         self, x: Tensor, state: MovingAverageState
     ) -> tuple[Tensor, MovingAverageState]:
-        """Convolve with the decay, and add the remaining contribution of the previous mean."""
-        decay = self.log_memory.sigmoid()
-        powers = decay ** torch.arange(x.shape[1] + 1, device=x.device)[:, None]
-        new = fft_conv(x.to(decay.dtype), ((1 - decay) * powers[:-1]).mT)
-        mean = new + powers[1:] * state.mean[:, None]
-        return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean[:, -1].clone())
-
-    def step(self, x: Tensor, state: MovingAverageState) -> tuple[Tensor, MovingAverageState]:
-        """Update the mean with one input."""
-        mean = torch.lerp(x.to(state.mean.dtype), state.mean, self.log_memory.sigmoid())
-        return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean)
+        """Run the recurrence, whose last state goes on."""
+        f = (self.gate(x) + self.log_memory).sigmoid()
+        h, mean = linear_scan(f, (1 - f) * x, state.mean)
+        return self.out_proj(h.to(x.dtype)), MovingAverageState(mean)
 
 
 register_layer("moving_average", MovingAverage)

@@ -46,10 +46,11 @@ def test_the_custom_layer_averages() -> None:
     import torch
 
     layer = example("custom_layer").MovingAverage(3, slowest=4.0).double()
-    x = torch.randn(1, 9, 3, dtype=torch.float64)
-    decay, mean = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64), torch.zeros(3)
-    decay = decay / (1 + decay)  # memory of one, two and four tokens
+    x, mean = torch.randn(1, 9, 3, dtype=torch.float64), torch.zeros(3)
+    memory = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)  # of a gate that is closed
     for x_t in x[0]:
+        odds = memory * layer.gate(x_t).exp()
+        decay = odds / (1 + odds)
         mean = decay * mean + (1 - decay) * x_t
     assert torch.allclose(layer(x)[0, -1], layer.out_proj(mean))
 

@@ -138,7 +138,7 @@ def test_everything_public_says_what_it_is() -> None:
 OP_FUNCTIONS = [
     name
     for name in ops.__all__
-    if hasattr(getattr(ops, name), "check")
+    if hasattr(getattr(ops, name), "declared")
     and not name.endswith(("_step", "_step_", "_stepper", "_every"))
 ]
 

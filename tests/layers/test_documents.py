@@ -86,7 +86,7 @@ class Reader(SequenceLayer[ReaderState]):
     def forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         return self._read(x, self.init_state(len(x)), starts, "forward")[0]
 
-    def _forward_chunk(
+    def forward_chunk(
         self, x: Tensor, state: ReaderState, starts: Documents | None = None
     ) -> tuple[Tensor, ReaderState]:
         return self._read(x, state, starts, "forward_chunk")
@@ -235,7 +235,7 @@ class Fades(Reader):
 class LeavesAnotherState(Reader):
     """Outputs are right, but the state after packed rows is not the one after the last document."""
 
-    def _forward_chunk(
+    def forward_chunk(
         self, x: Tensor, state: ReaderState, starts: Documents | None = None
     ) -> tuple[Tensor, ReaderState]:
         y, after = super().forward_chunk(x, state, starts)

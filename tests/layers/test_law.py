@@ -550,7 +550,7 @@ class LastDocumentIgnored(Twin):
     def forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         return self.core(x, starts=starts)
 
-    def _forward_chunk(
+    def forward_chunk(
         self, x: Tensor, state: Any, starts: Documents | None = None
     ) -> tuple[Tensor, Any]:
         y, after = self.core.forward_chunk(x, state, starts=starts)

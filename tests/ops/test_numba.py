@@ -78,12 +78,18 @@ def correcting(batch: int, length: int, heads: int, width: int) -> Inputs:
     return [q, written, v, decays, k, -beta[..., None] * k, state]
 
 
+def gated(batch: int, length: int, heads: int, width: int) -> Inputs:
+    f, b = normal(batch, length, heads, seed=1).tanh(), normal(batch, length, heads)
+    return [f, b, normal(batch, heads)]
+
+
 CASES: dict[str, tuple[str, Callable[..., Inputs], int]] = {
     "diagonal_ssm": ("diagonal_ssm", diagonal, 4),
     "diagonal_ssm_chunk": ("diagonal_ssm", diagonal, 5),
     "selective_scan": ("selective_scan", scan, 6),
     "short_conv": ("short_conv", convolution, 2),
     "linear_attention": ("linear_attention", lookup, 5),
+    "linear_scan": ("linear_scan", gated, 3),
     "gated_delta_rule": ("gated_delta_rule", replacing, 6),
     "delta_rule": ("delta_rule", correcting, 7),
 }
@@ -92,6 +98,7 @@ CHUNKED = [
     "diagonal_ssm_chunk",
     "selective_scan",
     "linear_attention",
+    "linear_scan",
     "gated_delta_rule",
     "delta_rule",
 ]

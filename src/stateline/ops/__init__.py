@@ -29,6 +29,7 @@ from stateline.ops.linear_attention import (
     linear_attention_step,
     linear_attention_step_,
 )
+from stateline.ops.linear_scan import linear_scan, linear_scan_step, linear_scan_step_
 from stateline.ops.local_attention import LocalWindow, local_attention
 from stateline.ops.lstm import LSTMCell, LSTMWeights, lstm
 from stateline.ops.mimo_ssm import MIMOWeights, mimo_ssm, mimo_ssm_step
@@ -86,6 +87,9 @@ __all__ = [
     "linear_attention",
     "linear_attention_step",
     "linear_attention_step_",
+    "linear_scan",
+    "linear_scan_step",
+    "linear_scan_step_",
     "local_attention",
     "lstm",
     "mimo_ssm",
