@@ -8,7 +8,7 @@ import pytest
 from stateline.cli import COMMANDS, Parser, main
 
 COMPUTES = {"compare", "train", "evaluate", "generate", "capacity", "check", "bench", "probe"}
-COMPUTES |= {"reproduce", "serve"}
+COMPUTES |= {"distill", "reproduce", "serve"}
 READS_OR_WRITES = {"data", "report", "info", "convert", "export"}
 Refused = Callable[..., str]
 
@@ -34,6 +34,7 @@ def test_every_command_that_computes_has_a_device(command: str) -> None:
 def test_a_device_that_is_not_there_is_one_line(command: str, refused: Refused) -> None:
     needed = {"compare": "h3 --tasks copying", "train": "h3 --task copying"}
     needed |= {"evaluate": "run book.txt", "generate": "run --prompt to", "bench": "ops"}
+    needed |= {"serve": "run", "distill": "run --pattern h3 --text book.txt"}
     assert "tpu" in refused(f"{command} {needed.get(command, 'h3')} --device tpu")
 
 

@@ -90,7 +90,7 @@ def test_a_piece_is_no_longer_than_a_chunk_of_prefill_however_rarely_states_are_
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server decodes other texts between two pieces."""
-    for module in ("prefixes", "session"):
+    for module in ("prefixes", "session_state"):
         monkeypatch.setattr(f"stateline.generate.{module}.PREFILL_CHUNK", 8)
     model = build("h3(d_state=8)")
     states = PrefixStates(model, every=20)

@@ -360,9 +360,9 @@ def test_every_setting_of_a_layer_is_part_of_its_fingerprint(name: str) -> None:
 
 _CONFIGS = {
     "aft": "ae5fd279",
-    "attention": "16a7c67b",
-    "block_recurrent": "49f0f7b2",
-    "block_state": "53b634ae",
+    "attention": "d5484207",
+    "block_recurrent": "7ff7a8e6",
+    "block_state": "d69c17fd",
     "channel_mixing": "7338b5ce",
     "diagonal_ssm": "e8ea5055",
     "dss": "c3557169",
@@ -377,7 +377,7 @@ _CONFIGS = {
     "kimi_delta_attention": "e7867fda",
     "latent_attention": "ea8b8e50",
     "lightning_attention": "ea5bd597",
-    "linear_attention": "fb08184d",
+    "linear_attention": "a735b6fa",
     "long_conv": "acd065c4",
     "lstm": "2fbcdd66",
     "mamba": "78be2001",
@@ -387,12 +387,12 @@ _CONFIGS = {
     "moe": "b750daee",
     "retention": "b561dfaa",
     "rg_lru": "7855478d",
-    "rwkv7": "cd3340d8",
+    "rwkv7": "e8cce970",
     "s4": "75b3336a",
     "s4d": "78ce2104",
     "s5": "d9f51aae",
     "shift_ssm": "d3df2c3f",
-    "sliding_attention": "537f5811",
+    "sliding_attention": "ac50fb1b",
     "slstm": "2a069c35",
 }
 """Beginnings of the hashes of all layers' configurations, with default settings."""

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from stateline.errors import InputError
-from stateline.layers import SequenceLayer
+from stateline.layers import LAYERS
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, match_width, meta_model, training_bytes
@@ -166,7 +166,7 @@ def test_a_chunk_of_the_loss_has_a_position_of_each_row(loss_chunk: int, of_row:
 
 def test_a_layer_may_use_a_constant_that_is_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     model, constant = meta_model(ModelConfig("attention", 10, 8)), torch.ones(8)
-    monkeypatch.setattr(SequenceLayer, "forward", lambda _, x: x * constant)
+    monkeypatch.setattr(LAYERS["attention"], "forward", lambda _, x: x * constant)
     assert training_bytes(model, 2, 4)["activations"] > 0
 
 
@@ -174,6 +174,6 @@ def test_a_layer_that_needs_values_is_named_where_there_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = meta_model(ModelConfig("attention", 10, 8))
-    monkeypatch.setattr(SequenceLayer, "forward", lambda _, x: x * x.sum().item())
+    monkeypatch.setattr(LAYERS["attention"], "forward", lambda _, x: x * x.sum().item())
     with pytest.raises(InputError, match=r"a layer fails with them, as \.item\(\)"):
         training_bytes(model, 2, 4)

@@ -32,7 +32,7 @@ SIZES = {
     "hidden": 6,
     "pair": 1, "entry": (3,), "copies": 2, "filter": 2, "window": 3,
 }  # fmt: skip
-PLAIN = {"stride": 2, "rule": "zoh", "size": 3, "block_len": 2, "dropout": 0.0}
+PLAIN = {"stride": 2, "rule": "zoh", "size": 3, "block_len": 2, "dropout": 0.0, "soft_cap": 2.0}
 OWN = {
     "fft_conv": {"output": 8},
     "h3_core": {"channel": 2, "output": 4},

@@ -68,7 +68,8 @@ def test_models_of_one_pattern_are_told_apart_by_their_width(make):
 
 
 def test_models_of_one_width_are_told_apart_by_their_folder(make):
-    three = merge({"a": one(make), "b": one(make, d_model=128), "c": one(make)})
+    longer = one(make, training={"steps": 2000, "lr": 0.001, "seed": 0})
+    three = merge({"a": one(make), "b": one(make, d_model=128), "c": longer})
     assert three.models == ["h3*2 · a", "h3*2 · d_model 128", "h3*2 · c"]
 
 

@@ -77,6 +77,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     )
     for probe in given.probes:
         check_choice("probe", probe, PROBES)
+    resolve_device(given.device)  # before a corpus is written
     spec = given.task or _text_task(given, folder)
     plan = Distilling(
         given.teacher, given.pattern, spec, make_task(spec), stages, train, model, folder

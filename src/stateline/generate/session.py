@@ -80,6 +80,7 @@ class Session:
             sampling per row, or ``room`` is not positive.
 
     Example:
+        >>> from stateline.generate import prefill
         >>> from stateline.models.config import ModelConfig
         >>> model = LanguageModel(ModelConfig("h3", vocab_size=10, d_model=8)).eval()
         >>> session = Session(model, prefill(model, torch.tensor([[1, 2, 3]])))

@@ -182,7 +182,7 @@ def judge(
         The order of the models, and every pair with its difference and its verdict.
 
     Example:
-        >>> verdict = judge({"a": [0.9, 0.91, 0.92], "b": [0.2, 0.21, 0.2]}, Kind(True))
+        >>> verdict = judge({"a": [0.9, 0.91, 0.92], "b": [0.2, 0.21, 0.2]}, ScoreKind(True))
         >>> verdict.order, verdict.winner
         (['a', 'b'], 'a')
     """
