@@ -40,9 +40,11 @@ test-sse: .venv/ready
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
 	  NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES= $(PYTEST) $(TYPES) tests/ops tests/layers tests/models
 
-# All tests: the quick ones, then the slow ones with the types of every call checked.
+# All tests: the quick ones, then the slow ones with the types of every call checked; PART=1/8 takes
+# the slow tests 1, 9, 17, ...
+PART ?= 0/1
 test-all: test
-	$(PYTEST) -m slow $(TYPES)
+	$(PYTEST) -m slow --part $(PART) $(TYPES)
 
 # Wrong inputs for the command line, drawn from a seed: make fuzz COUNT=1000 SEED=7
 COUNT ?= 300

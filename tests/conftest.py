@@ -47,6 +47,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--data", metavar="DIR", type=Path, default=SHARED / "data")
     parser.addoption("--models", metavar="DIR", type=Path, help="of released models")
     parser.addoption("--device", metavar="NAME", default="cpu")
+    parser.addoption("--part", metavar="K/N", help="only the tests K, K + N, K + 2 N, ...")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--part"):
+        first, parts = map(int, config.getoption("--part").split("/"))
+        kept = items[first::parts]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)

@@ -515,8 +515,9 @@ def tokens(batch: int = 2, length: int = 24) -> Tensor:
     return torch.randint(3, 61, (batch, length))
 
 
-LIMITS = {"qwen3_next": 1e-5, "recurrent_gemma": 3e-5}
-"""Largest relative differences; those of other families are up to 6e-7, of these 9e-7 and 3e-6."""
+LIMITS = {"qwen3_next": 1e-5, "recurrent_gemma": 3e-5, "olmo_hybrid": 2e-5}
+"""Largest relative differences; those of other families are up to 6e-7, of the first two 9e-7 and
+3e-6. Both float32 readings of the last are up to 4.4e-6 from float64, on a processor with AVX2."""
 
 
 def tiny_tokenizer(folder: Path) -> None:

@@ -227,6 +227,7 @@ def _flip(data: bytes, random: np.random.Generator) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unannotated")  # the checks of annotations read tensors, too
 @pytest.mark.parametrize("damage", [_cut, _flip])
 def test_damaged_files_are_one_line(
     damage: Callable[[bytes, np.random.Generator], bytes], tmp_path: Path

@@ -119,8 +119,8 @@ class MixesValues(ABC):
 
 
 def weights_of(
-    mix: Callable[[Float[Tensor, "batch length head width"]], Tensor],
-    like: Float[Tensor, "batch length head width"],
+    mix: Callable[[Float[Tensor, "batch length kv_head width"]], Tensor],
+    like: Float[Tensor, "batch length kv_head width"],
 ) -> Float[Tensor, "batch head length length"]:
     """The weights of a linear function of values: its outputs, where the values are unit vectors.
 
