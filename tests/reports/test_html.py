@@ -109,7 +109,7 @@ def test_a_report_goes_from_the_decision_to_the_details(page):
     headings = re.findall("<h2>([^<]*)</h2>", without_bundle(page))
     assert headings == [
         "Which one",
-        "Score against length and cost",
+        "Score against cost",
         "Results",
         "Copying",
         "Text",
@@ -275,6 +275,33 @@ def test_the_training_configuration_of_every_run_is_shown_folded(make):
     page = page_of(results)
     assert page.count("<details><summary>Training configuration</summary>") == 2
     assert all(f">{run['training']['lr']}</td>" in page for run in results["runs"])
+
+
+def test_a_setting_that_all_runs_share_is_told_once_and_not_in_a_column(make):
+    results = make.results(speed=[])
+    for seed, run in enumerate(results["runs"]):
+        run["training"] = {"lr": 0.001 + seed, "schedule": "cosine"}
+    folded = page_of(results).split("<summary>Training configuration</summary>")[1:]
+    assert len(folded) == 2
+    for rest in folded:
+        table, _, after = rest.partition("</table>")
+        assert re.findall('<th scope="col" data-column[^>]*>([^<]*)', table) == ["lr"]
+        assert "schedule cosine" in after.partition("</details>")[0]
+
+
+def test_scores_that_are_all_equal_are_told_without_the_numbers_of_each_pair(make):
+    """A page of six seeds; it speaks of six, and repeats no score of zero for each pair."""
+    task = make.task()
+    runs = [
+        make.run(model, task, dict.fromkeys(["10", "20", "40"], 0.0), seed=seed)
+        for model in make.models
+        for seed in range(6)
+    ]
+    page = page_of(make.results(tasks=[task], runs=runs, speed=[]))
+    words = re.sub("<[^>]*>", "", without_bundle(page))
+    assert "6 seeds" in words
+    assert "three seeds" not in words and "3 seeds" not in words
+    assert "0.000 and 0.000" not in words
 
 
 def test_every_number_can_be_sorted_by(make):
