@@ -1,5 +1,7 @@
 """A transformer becomes a hybrid in stages, each a run that can go on."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,30 @@ def test_a_teacher_that_has_changed_makes_another_run(
     (tmp_path / "out" / "1-logits" / "result.json").unlink()
     assert distilled(tmp_path, *arguments(tmp_path, "logits(steps=2)")) == 2
     assert "comes from a run with other settings: teacher" in capsys.readouterr().err
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_two_processes_share_one_corpus_and_learn_what_one_learns(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    save_model(LanguageModel(ModelConfig(OLD, vocab_size=256, d_model=16)), tmp_path / "teacher")
+    (tmp_path / "text.txt").write_text("a text of a few words. " * 200)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    weights = []
+    for processes in ([], launch):
+        out = tmp_path / f"out{len(weights)}"
+        command = ["-m", "stateline", "distill", str(tmp_path / "teacher"), "--pattern", NEW]
+        command += ["--text", str(tmp_path / "text.txt"), "--length", "16", "--batch_size", "4"]
+        command += ["--stages", "outputs(steps=2) logits(steps=2)", "--train.warmup_steps", "0"]
+        command += ["--timing", "none", "--device", "cpu", "--out", str(out)]
+        done = subprocess.run(
+            [sys.executable, *processes, *command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        weights.append(load_any(out / "2-logits").state_dict())
+    alone, shared = weights
+    for name, weight in alone.items():
+        torch.testing.assert_close(shared[name], weight, rtol=0, atol=1e-4, msg=name)
 
 
 @pytest.mark.cpu

@@ -24,6 +24,9 @@ from stateline.reports.format import short_number
 from stateline.settings import at_least
 
 if TYPE_CHECKING:
+    import torch
+
+    from stateline.runs.results import RunRecord
     from stateline.runs.stages import Distilling, Done
     from stateline.train.processes import Processes
 
@@ -64,7 +67,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
     from stateline.cli.progress import show_news
     from stateline.probe import PROBES
-    from stateline.runs.stages import Distilling, distil, read_stages
+    from stateline.runs.stages import Distilling, distil, read_stages, teacher_record
     from stateline.tasks import make_task
     from stateline.train.metrics import COMPLETE
     from stateline.train.processes import join_processes
@@ -78,12 +81,12 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     for probe in given.probes:
         check_choice("probe", probe, PROBES)
     resolve_device(given.device)  # before a corpus is written
-    spec = given.task or _text_task(given, folder)
-    plan = Distilling(
-        given.teacher, given.pattern, spec, make_task(spec), stages, train, model, folder
-    )
     command = command_line("distill", arguments)
     with join_processes(given.device) as processes, caught_signals() as caught:
+        spec = given.task or _text_task(given, folder, processes)
+        plan = Distilling(
+            given.teacher, given.pattern, spec, make_task(spec), stages, train, model, folder
+        )
         with show_news(Console(markup=False, quiet=not processes.main)) as news:
             done = distil(
                 plan,
@@ -99,13 +102,14 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
             return 128 + (caught or [SIGTERM])[0]
         if last.stopped not in COMPLETE:
             raise InputError(last.stopped)
+        teacher = teacher_record(plan, processes)
         if processes.main:
-            _report(plan, done, given, command, processes)
+            _report(plan, done, teacher, given, command, processes.device)
     return 0
 
 
-def _text_task(given: Any, folder: Path) -> str:
-    """The task on a corpus; one is made of texts, with the teacher's tokenizer."""
+def _text_task(given: Any, folder: Path, processes: "Processes") -> str:
+    """The task on a corpus; one process makes it of texts, with the teacher's tokenizer."""
     from stateline.data import CorpusSettings, write_corpus
     from stateline.generate.hugging_face import HUGGING_FACE
     from stateline.generate.runs import find_model, own_tokenizer
@@ -116,7 +120,9 @@ def _text_task(given: Any, folder: Path) -> str:
         home = find_model(given.teacher.removeprefix(HUGGING_FACE))
         tokenizer = own_tokenizer(home)
         settings = CorpusSettings(tokenizer="byte" if tokenizer is None else str(tokenizer))
-        write_corpus([given.text], folder / "corpus", settings, workers=1)
+        processes.on_main(
+            lambda: write_corpus([given.text], folder / "corpus", settings, workers=1)
+        )
         corpus = folder / "corpus"
     sizes = {"length": given.length, "batch_size": given.batch_size}
     return format_pattern((Item("tokens", {"path": str(corpus), **sizes}),))
@@ -125,16 +131,17 @@ def _text_task(given: Any, folder: Path) -> str:
 def _report(
     plan: "Distilling",
     done: "Sequence[Done]",
+    teacher: "RunRecord",
     given: Any,
     command: str,
-    processes: "Processes",
+    device: "torch.device",
 ) -> None:
     """Write the pages, and print what the student lost and gained."""
     from stateline import reports
     from stateline.runs.stages import write_report
 
     console, page = wide_console(), plan.folder / "report.html"
-    results = write_report(plan, done, command=command, timing=given.timing, processes=processes)
+    results = write_report(plan, done, teacher, command=command, timing=given.timing, device=device)
     reports.write_report(results, page)
     reports.print_results(results, console)
     student = results.runs[-1]

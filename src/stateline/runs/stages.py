@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+import torch
 from msgspec.structs import replace
 
 from stateline.errors import InputError, check_choice
@@ -263,7 +264,10 @@ def student_record(done: Sequence[Done]) -> RunRecord:
 
 
 def teacher_record(plan: Distilling, processes: Processes = ALONE) -> RunRecord:
-    """The teacher's scores on the task of its student; they are kept in its own folder."""
+    """The teacher's scores on the task of its student; they are kept in its own folder.
+
+    All processes call it.
+    """
     path = plan.folder / TEACHER
     found = stored_run(path)
     if found is None or found.task != plan.spec:
@@ -278,24 +282,26 @@ def teacher_record(plan: Distilling, processes: Processes = ALONE) -> RunRecord:
 def write_report(
     plan: Distilling,
     done: Sequence[Done],
+    teacher: RunRecord,
     *,
     command: str = "",
     timing: Detail = "short",
-    processes: Processes = ALONE,
+    device: torch.device = ALONE.device,
 ) -> Results:
-    """Score the teacher, time both models, and write ``results.json``, as a comparison of both.
+    """Time teacher and student, and write ``results.json``, as a comparison of both.
 
     Args:
         plan: What was done.
         done: All runs of :func:`distil`.
+        teacher: What :func:`teacher_record` has made.
         command: The command that repeats it.
         timing: What is timed, see :func:`~stateline.runs.speed.cells`.
-        processes: This process alone.
+        device: Where both are timed.
     """
     jobs = [plan.teacher_job(), done[-1].job]
     begun = outline(jobs, {plan.spec: plan.task}, command)
-    runs = [teacher_record(plan, processes), replace(student_record(done), model=jobs[-1].label)]
-    speed = time_jobs(jobs, plan.folder, processes.device, timing)
+    runs = [teacher, replace(student_record(done), model=jobs[-1].label)]
+    speed = time_jobs(jobs, plan.folder, device, timing)
     results = replace(begun, runs=runs, speed=speed, finished=True)
     write_results(plan.folder, results)
     return results
