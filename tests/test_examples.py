@@ -15,9 +15,9 @@ from stateline.papers.record import read_table
 from stateline.papers.table import RECIPES
 from stateline.reports import read_results
 from stateline.runs.job import Job
-from stateline.runs.train import run_job
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import learning_rate_share
+from tests.whole_runs import run_whole
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -213,7 +213,7 @@ def test_errors_on_recall_are_shown_by_how_far_back_the_pair_lies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job("associative_recall", 1, ModelConfig("h3", 10, d_model=8), TrainConfig(steps=1))
-    run_job(job, tmp_path, lambda _: None)
+    run_whole(job, tmp_path)
     example("recall_errors").main([tmp_path])
     heads, line = capsys.readouterr().out.splitlines()
     assert heads.endswith("6 to 9 back")

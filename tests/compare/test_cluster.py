@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from stateline.compare import Comparison, plan
 from stateline.compare.cluster import Ray, _connect, _work
 from stateline.compare.own_code import own_code
 from stateline.errors import InputError
+from stateline.train.processes import Processes
 
 RECALL = "associative_recall(length=4, batch_size=4)"
 
@@ -205,10 +207,13 @@ def test_a_job_that_takes_no_gpu_does_not_use_one_that_it_sees(
     (job,) = plan(Comparison(["lstm"], [RECALL], d_model=8, steps=2, protocol="quick"))
     used: list[str] = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(
-        "stateline.compare.cluster.run_job",
-        lambda *_, processes, **__: used.append(processes.device.type),
-    )
+
+    def begin(*_: object, processes: Processes) -> Any:
+        used.append(processes.device.type)
+        return nullcontext()
+
+    monkeypatch.setattr("stateline.compare.cluster.begin", begin)
+    monkeypatch.setattr("stateline.compare.cluster.run_job", lambda *_: None)
     for on_gpu in (False, True):
         _work(job, "", False, own_code(), 1, on_gpu, None)
     assert used == ["cpu", "cuda"]

@@ -17,8 +17,8 @@ from stateline.models.config import ModelConfig
 from stateline.models.factory import make_model
 from stateline.models.size import count_parameters, meta_model
 from stateline.runs.protocol_records import TOLERANCE
-from stateline.runs.train import run_job
 from stateline.tasks import TASKS, Copying, make_task
+from tests.whole_runs import run_whole
 
 RECALL = "associative_recall(length=4, batch_size=4)"
 
@@ -156,7 +156,7 @@ class TestModels:
         assert begun.name != fresh.name
         still = {"train": {"lr": 1e-30, "weight_decay": 0.0}}
         (begun,) = jobs_of(str(tmp_path / "begun"), **still)
-        run_job(begun, tmp_path / "run", lambda _: None)
+        run_whole(begun, tmp_path / "run")
         first, last = (
             load_file(tmp_path / folder / "model.safetensors") for folder in ("begun", "run")
         )

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateline.compare import Comparison, Job, compare, plan
+from stateline.compare import Comparison, compare, plan
 from stateline.compare.seeds import Seeds
 from stateline.errors import InputError
 from stateline.runs.results import RunRecord, to_json
+from stateline.runs.start import Start
 from stateline.runs.verdict import ERROR_RATE, ScoreKind, judge
 from stateline.tasks import make_task
 
@@ -215,7 +216,8 @@ def test_a_comparison_adds_seeds_and_resumes(
     )
     trained: list[str] = []
 
-    def run_job(job: Job, folder: Path, *_: object, **__: object) -> RunRecord:
+    def run_job(start: Start, _: object) -> RunRecord:
+        job, folder = start.job, start.folder
         if len(trained) == 7:
             raise KeyboardInterrupt
         trained.append(job.name)
@@ -236,7 +238,6 @@ def test_a_comparison_adds_seeds_and_resumes(
             curve=[],
             by_length={length: {"accuracy": value} for length in lengths},
         )
-        folder.mkdir(parents=True)
         (folder / "result.json").write_text(to_json(run))
         return run
 

@@ -15,7 +15,7 @@ from stateline.errors import InputError
 from stateline.files import finite
 from stateline.reports import read_results
 from stateline.runs.results import CurvePoint, RunRecord
-from stateline.runs.train import run_job
+from tests.whole_runs import run_whole
 
 RECALL = "associative_recall(length=4, batch_size=4)"
 TEXT = "text(path=text, length=8, batch_size=2)"
@@ -282,11 +282,11 @@ class TestRuns:
 
     def test_a_paused_trial_goes_on_from_its_checkpoint_to_the_bit(self, tmp_path: Path) -> None:
         job = sweep("h3", lrs=(), d_model=4).first()[0]
-        paused = run_job(job, tmp_path / "a", lambda _: None)
+        paused = run_whole(job, tmp_path / "a")
         assert (paused.stopped, paused.steps, paused.by_length) == ("paused", 2, {})
         on = Job(**{**vars(job), "until": None})
-        parts = run_job(on, tmp_path / "a", lambda _: None)
-        whole = run_job(on, tmp_path / "b", lambda _: None)
+        parts = run_whole(on, tmp_path / "a")
+        whole = run_whole(on, tmp_path / "b")
         assert parts.curve == whole.curve
         assert parts.validation == whole.curve[-1].metric
         weights = [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from stateline.cli import main
-from stateline.compare import Comparison, Job, News, compare, plan, pool
+from stateline.compare import Comparison, News, compare, plan, pool
 from stateline.compare.own_code import own_code
 from stateline.compare.pool import local
 from stateline.errors import InputError
@@ -24,7 +25,7 @@ from stateline.reports import read_results
 from stateline.runs.folder import recorded_imports
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
-from stateline.train.loop import train
+from stateline.train.loop import prepared
 
 RECALL = "associative_recall(length=4, batch_size=4)"
 
@@ -223,7 +224,7 @@ class TestInThisProcess:
             made.append(spec)
             return make_task(spec, **keywords)
 
-        for place in ("stateline.compare.comparison", "stateline.runs.train"):
+        for place in ("stateline.compare.comparison", "stateline.runs.start"):
             monkeypatch.setattr(f"{place}.make_task", counted)
         compare(tiny("h3", "lstm"), tmp_path, workers=0)
         assert made == [RECALL]
@@ -233,11 +234,11 @@ class TestInThisProcess:
     ) -> None:
         seeds = []
 
-        def trained(model: Any, task: Any, config: TrainConfig, **keywords: Any) -> Any:
+        def look(model: Any, task: Any, config: TrainConfig, **keywords: Any) -> Any:
             seeds.append((task.seed, config.seed))
-            return train(model, task, config, **keywords)
+            return prepared(model, task, config, **keywords)
 
-        monkeypatch.setattr("stateline.runs.train.train", trained)
+        monkeypatch.setattr("stateline.runs.start.prepared", look)
         compare(tiny("h3", seeds=2), tmp_path, workers=0)
         assert seeds == [(0, 0), (1, 1)]
 
@@ -328,15 +329,16 @@ class TestDevices:
         seen: list[torch.device] = []
         first = compare(tiny("h3"), tmp_path / "cpu", workers=0, device="cpu")
 
-        def run_job(job: Job, *_: object, processes: Any, **__: object) -> Any:
+        def begin(*_: object, processes: Any, **__: object) -> Any:
             seen.append(processes.device)
-            return first.runs[0]
+            return nullcontext()
 
         def time_jobs(jobs: Any, folder: Path, device: torch.device, *_: object) -> Any:
             seen.append(device)
             return first.speed
 
-        monkeypatch.setattr("stateline.compare.pool.run_job", run_job)
+        monkeypatch.setattr("stateline.compare.pool.begin", begin)
+        monkeypatch.setattr("stateline.compare.pool.run_job", lambda *_: first.runs[0])
         monkeypatch.setattr("stateline.compare.time_jobs", time_jobs)
         compare(tiny("h3"), tmp_path / "gpu", workers=0, device="cuda:3")
         assert seen == [torch.device("cuda:3")] * 2

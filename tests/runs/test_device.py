@@ -9,9 +9,9 @@ import torch
 
 from stateline.cli import main
 from stateline.compare import Comparison, compare, plan
-from stateline.runs.train import run_job
 from stateline.train.processes import Processes
 from tests.devices import watch
+from tests.whole_runs import run_whole
 
 pytestmark = pytest.mark.cpu  # each test chooses its devices
 
@@ -47,12 +47,10 @@ def test_training_scoring_and_sampling_stay_on_the_device(tmp_path: Path, kind: 
     task = RECALL if kind == "recall" else text(tmp_path)
     (job,) = plan(comparison(task, "h3 attention"))
     with watch() as counts:
-        run = run_job(
-            job, tmp_path / "fake", lambda _: None, processes=Processes(device=torch.device("fake"))
-        )
+        run = run_whole(job, tmp_path / "fake", processes=Processes(device=torch.device("fake")))
     assert counts.device
     assert counts.heavy_on_cpu == set()
-    on_cpu = run_job(job, tmp_path / "cpu", lambda _: None)
+    on_cpu = run_whole(job, tmp_path / "cpu")
     assert run.environment["device"] == "fake"
     # Both round differently, and Adam divides what was rounded by 1e-8 where gradients vanish.
     tolerance = torch.finfo(torch.float64).eps / 1e-8

@@ -130,7 +130,7 @@ def test_a_folder_in_place_of_a_file_of_the_run_is_found_before_training(
     def train(*_: object, **__: object) -> None:
         raise AssertionError("training has begun")
 
-    monkeypatch.setattr("stateline.runs.train.train", train)
+    monkeypatch.setattr("stateline.runs.start.prepared", train)
     assert f"cannot write run/{name}: Is a directory" in refused("train", "recipe.yaml", "--resume")
 
 

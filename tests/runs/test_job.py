@@ -23,11 +23,11 @@ from stateline.runs.score import (
     score_by_length,
     score_by_position,
 )
-from stateline.runs.train import run_job
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
 from stateline.train.metrics import Metrics
 from stateline.train.optimizer import OPTIMIZERS, make_optimizer
+from tests.whole_runs import run_whole
 
 MODEL = ModelConfig("h3", 30, layers={"h3": {"d_state": 4}})
 
@@ -95,7 +95,7 @@ def test_runs_share_their_initial_weights_and_differ_in_the_rest(tmp_path: Path)
         training = TrainConfig(steps=1, lr=1e-9, seed=seed, init_seed=init_seed)
         folder = tmp_path / f"{seed} {init_seed}"
         job = Job("associative_recall(length=2, vocab_size=4)", 1, MODEL, training)
-        run_job(job, folder, lambda _: None)
+        run_whole(job, folder)
         return load_run(folder)[0].state_dict()["embedding.weight"]
 
     same, shared, other = weights(1, None), weights(0, 1), weights(0, None)
@@ -112,7 +112,7 @@ def test_a_record_tells_what_was_trained_and_how_it_went(
     training = TrainConfig(steps=6, lr=0.05, warmup_steps=0, log_every=1, eval_every=2)
     named = {"alias": "small", "family": "ours", "size": 5, "own_size": 6}
     job, lines = Job(task, 77, MODEL, training, **named), list[Metrics]()
-    run = run_job(job, tmp_path, lines.append)
+    run = run_whole(job, tmp_path, lines.append)
     assert (run.model, run.family, run.size, run.own_size) == ("small", "ours", 5, 6)
     assert (run.parameters_wanted, run.parameters) == (77, count_parameters(MODEL))
     told = [(line.step, line.loss, line.metric) for line in lines]

@@ -23,6 +23,7 @@ from stateline.compare.storage import Mirror
 from stateline.errors import InputError, needed, reason
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
+from stateline.runs.start import begin
 from stateline.runs.train import run_job
 from stateline.settings import at_least
 from stateline.tasks import Task
@@ -200,7 +201,8 @@ def _work(
 
     def run() -> RunRecord:
         if not remote:
-            return run_job(job, Path(where), tell, processes=processes)
+            with begin(job, Path(where), processes=processes) as start:
+                return run_job(start, tell)
         with tempfile.TemporaryDirectory(prefix="stateline-") as scratch:
             folder = Path(scratch)
             mirror = Mirror(where, folder)
@@ -215,7 +217,8 @@ def _work(
                     kept = now
                 return False
 
-            record = run_job(job, folder, tell, processes=processes, interrupted=save)
+            with begin(job, folder, processes=processes) as start:
+                record = run_job(start, tell, interrupted=save)
             mirror.push()
             return record
 

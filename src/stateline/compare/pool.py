@@ -26,6 +26,7 @@ from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
+from stateline.runs.start import begin
 from stateline.runs.train import run_job
 from stateline.settings import at_least
 from stateline.tasks import Task
@@ -110,13 +111,10 @@ class _InThisProcess:
     def finished(self) -> Iterator[tuple[Job, RunRecord]]:
         while self.waiting:
             job = self.waiting.popleft()
-            run = run_job(
-                job,
-                self.folder / "runs" / job.name,
-                partial(self.news.progress, job),
-                task=self.tasks.get(job.task) if job.training.seed == 0 else None,
-                processes=Processes(device=self.device),
-            )
+            folder, processes = self.folder / "runs" / job.name, Processes(device=self.device)
+            task = self.tasks.get(job.task) if job.training.seed == 0 else None
+            with begin(job, folder, task=task, processes=processes) as start:
+                run = run_job(start, partial(self.news.progress, job))
             yield job, run
 
 
@@ -232,7 +230,8 @@ def _start(queue: Any, places: Any, started: Any, code: OwnCode, threads: int) -
 
 
 def _work(job: Job, folder: Path) -> RunRecord:
-    return run_job(job, folder, lambda metrics: _news.put((job, metrics)), processes=_here)
+    with begin(job, folder, processes=_here) as start:
+        return run_job(start, lambda metrics: _news.put((job, metrics)))
 
 
 def _drain(queue: Any) -> Iterator[tuple[Job, Metrics] | logging.LogRecord]:

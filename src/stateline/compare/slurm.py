@@ -20,6 +20,7 @@ from stateline.devices import resolve_device
 from stateline.errors import InputError, needed, reason
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
+from stateline.runs.start import begin
 from stateline.runs.train import run_job
 from stateline.settings import at_least
 from stateline.tasks import Task
@@ -138,6 +139,7 @@ def _work(job: Job, where: Path, code: OwnCode, device: str, threads: int) -> Ru
 
     def run() -> RunRecord:
         processes = Processes(device=resolve_device(device))
-        return run_job(job, where, lambda _: None, processes=processes)
+        with begin(job, where, processes=processes) as start:
+            return run_job(start, lambda _: None)
 
     return run_on_node(run, code, threads)

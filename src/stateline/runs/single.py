@@ -13,8 +13,9 @@ from stateline.runs.folder import RESULTS
 from stateline.runs.initial import as_in_folder, check_tokenizer, told_start
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord
-from stateline.runs.store import write_single, writing
-from stateline.runs.train import train_and_score
+from stateline.runs.start import begin
+from stateline.runs.store import write_single
+from stateline.runs.train import run_job
 from stateline.tasks import Task
 from stateline.train.config import TrainConfig
 from stateline.train.folder import found
@@ -116,12 +117,14 @@ def run_single(  # noqa: PLR0913
         'finished'
     """
     folder = Path(folder)
-    with writing(folder, processes):
-        processes.on_main(lambda: _begin(job, folder, recipe, resume, tell))
-        if processes.main:
-            tell(f"training {job.model.pattern} on {job.task} in {folder}")
-        own = task if job.training.seed == 0 else None
-        run = train_and_score(job, folder, on_log, own, processes, interrupted)
+    own = task if job.training.seed == 0 else None
+
+    def check() -> None:
+        _begin(job, folder, recipe, resume, tell)
+        tell(f"training {job.model.pattern} on {job.task} in {folder}")
+
+    with begin(job, folder, task=own, processes=processes, check=check) as start:
+        run = run_job(start, on_log, interrupted=interrupted)
         if processes.main:
             write_text(folder / CONFIG, recipe)  # a resumed run may have another number of steps
         if processes.main and run.stopped in COMPLETE:

@@ -1,87 +1,45 @@
-"""One run: build a model, train it on a task, score it, and keep it with its result."""
+"""One run: train a model on a task from its start, score it, and keep it with its result."""
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import torch
 from msgspec.structs import replace
 
-from stateline.data.tokenizer import FILE
 from stateline.files import write_text
-from stateline.models.factory import AnyModel, make_model
+from stateline.models.factory import AnyModel
 from stateline.plugins import imported
 from stateline.runs.folder import RESULT
-from stateline.runs.initial import start_from
 from stateline.runs.job import Job
 from stateline.runs.results import CurvePoint, RunRecord, to_json
 from stateline.runs.score import needed_bits, sample_text, score_by_length, score_by_position
-from stateline.runs.store import record_imports, writing
-from stateline.tasks import Task, make_task
+from stateline.runs.start import Start
+from stateline.tasks import Task
 from stateline.train.checkpoint import save_whole
-from stateline.train.folder import found
-from stateline.train.loop import ALONE, train
 from stateline.train.metrics import COMPLETE, Metrics, TrainingDiverged, TrainResult
 from stateline.train.processes import Processes
 
 
 def run_job(
-    job: Job,
-    folder: Path,
+    start: Start,
     on_log: Callable[[Metrics], None],
     *,
-    task: Task | None = None,
-    processes: Processes = ALONE,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> RunRecord:
     """Train and score one model, or only train it if the job is a trial.
 
     Args:
-        job: What to train: a job that :func:`~stateline.runs.job.check_job` accepts.
-        folder: Folder of the run; an unfinished run in it is continued. ``result.json`` is
-            written last.
+        start: From :func:`~stateline.runs.start.begin`. ``result.json`` is written last.
         on_log: Called with every line of metrics.
-        task: The job's task, constructed with the job's seed; by default it is constructed here.
-        processes: The processes that share the work, and their device; each calls this function.
         interrupted: Called after every update; if it returns true, the run is saved and stops.
 
     Returns:
         The result; if its ``stopped`` is ``interrupted``, it has no scores and is not stored. A
         trial has no scores but ``validation``; it is ``paused`` after ``job.until`` updates, and
         continues if it is run again.
-
-    Raises:
-        InputError: If the folder cannot be written to, or another process writes it.
     """
-    with writing(folder, processes):
-        return train_and_score(job, folder, on_log, task, processes, interrupted)
-
-
-def train_and_score(
-    job: Job,
-    folder: Path,
-    on_log: Callable[[Metrics], None],
-    task: Task | None,
-    processes: Processes,
-    interrupted: Callable[[], bool],
-) -> RunRecord:
-    """See :func:`run_job`; the folder is ready to be written."""
-    task = task or make_task(job.task, seed=job.training.seed)
-    learned = task
-    if job.trial or job.training.chooses:
-        if not job.trial:  # the final scores are of data that have chosen nothing
-            learned = make_task(job.task, seed=job.training.seed)
-        learned.hold_out_validation()
-    seed, own = job.training.seed, job.training.init_seed
-    torch.manual_seed(seed if own is None else own)
-    fresh = not found(folder)
-    if job.init and fresh:
-        model = start_from(job.model, job.init, learned, processes.device)
-    else:
-        model = make_model(job.model).to(processes.device)
-    processes.on_main(lambda: _note(task, folder, fresh=fresh))
-    ended = _train(job, learned, model, folder, on_log, processes, interrupted)
+    ended = _train(start, on_log, interrupted)
+    job, task, model = start.job, start.task, start.trainer.model
+    folder, processes = start.folder, start.trainer.processes
     good = ended.stopped in COMPLETE and not job.trial
     if good:
         save_whole(model, folder, processes)
@@ -98,24 +56,11 @@ def train_and_score(
     return run
 
 
-def _note(task: Any, folder: Path, *, fresh: bool) -> None:
-    """Store what makes a run's model usable: the names of the user's code, and the tokenizer."""
-    record_imports(folder)
-    if task.has_text and fresh:
-        task.tokenizer.save(folder / FILE)
-
-
 def _train(
-    job: Job,
-    task: Task,
-    model: AnyModel,
-    folder: Path,
-    on_log: Callable[[Metrics], None],
-    processes: Processes,
-    interrupted: Callable[[], bool],
+    start: Start, on_log: Callable[[Metrics], None], interrupted: Callable[[], bool]
 ) -> TrainResult:
     """How the training ended; it may have diverged, and a trial may have paused."""
-    logged = 0
+    job, logged = start.job, 0
 
     def log(metrics: Metrics) -> None:
         nonlocal logged
@@ -126,21 +71,7 @@ def _train(
         return interrupted() or (job.until is not None and logged >= job.until)
 
     try:
-        ended = train(
-            model,
-            task,
-            job.training,
-            folder=folder,
-            run={
-                "task": job.task,
-                "model": dataclasses.asdict(job.model),
-                "data": job.data,
-                **({"teacher": job.teacher} if job.teacher else {}),
-            },
-            processes=processes,
-            on_log=log,
-            interrupted=stop,
-        )
+        ended = start.trainer.train(log, stop)
     except TrainingDiverged as error:
         return TrainResult(steps=error.steps, stopped=str(error))
     if job.trial and ended.stopped == "interrupted" and not interrupted():

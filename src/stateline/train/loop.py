@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -88,20 +88,39 @@ def train(
             the model as the configuration says, the processes were given different runs, the folder
             cannot be written to, or its checkpoint cannot be used.
     """
+    with prepared(model, task, config, folder=folder, run=run, processes=processes) as trainer:
+        return trainer.train(on_log, interrupted)
+
+
+@contextmanager
+def prepared(
+    model: AnyModel,
+    task: Task,
+    config: TrainConfig,
+    *,
+    folder: str | Path | None = None,
+    run: Any = None,
+    processes: Processes | None = None,
+) -> Iterator["Trainer"]:
+    """A training that has read the newest checkpoint in ``folder``, if there is one.
+
+    Arguments and errors are those of :func:`train`, which is this and :meth:`Trainer.train`.
+    """
     check_model(model)
     check_kind("task", task, Task, "make_task('copying')")
     check_kind("config", config, TrainConfig, "TrainConfig(steps=100)")
     processes = processes or Processes(device=next(model.parameters()).device)
     folder = None if folder is None else Path(folder)
-    teacher = read_teacher(model, config)
-    with torch.inference_mode(False), torch.enable_grad(), frozen(model, config, teacher):
-        trainer = Trainer(model, task, config, processes, folder, run, teacher)
-        with closing(trainer.batches), _in_training(model, config):
-            trainer.resume()
-            share_weights(model, teacher)
-            trainer.run(on_log, interrupted)
-            trainer.finish()
-    return TrainResult(**vars(trainer.progress), curve=trainer.curve)
+    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as opened:
+        teacher = read_teacher(model, config)
+        opened.enter_context(frozen(model, config, teacher))
+        trainer = Trainer(model, task, config, processes, folder, run, teacher, opened)
+        opened.enter_context(closing(trainer.batches))
+        opened.enter_context(_in_training(model, config))
+        trainer.resume()
+        share_weights(model, teacher)
+        del teacher  # it goes with the training, before scores need its memory
+        yield trainer
 
 
 @contextmanager
@@ -130,7 +149,8 @@ class Trainer:
         processes: Processes,
         folder: Path | None,
         run: Any,
-        teacher: Teacher | None = None,
+        teacher: Teacher | None,
+        opened: ExitStack,
     ) -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise InputError(
@@ -146,7 +166,7 @@ class Trainer:
         if config.keep_best and folder is None:
             raise InputError("keep_best keeps a checkpoint: give a folder")
         self.model, self.task, self.config = model, task, config
-        self.processes, self.folder = processes, folder
+        self.processes, self.folder, self.opened = processes, folder, opened
         if run is None and folder is not None:
             run = identity(task, model.config)
         self.defined_by = {"run": run, "train": settings_that_count(config)}
@@ -177,6 +197,20 @@ class Trainer:
         if self.kept:
             self.progress = read(self.kept[-1], self.update, self.defined_by)
         self.curve = cut_metrics(self.folder / METRICS, self.progress.steps, self.processes)
+
+    def train(
+        self, on_log: Callable[[Metrics], None], interrupted: Callable[[], bool]
+    ) -> TrainResult:
+        """Train to the end, once: afterwards the optimizer and a teacher are gone.
+
+        Raises:
+            TrainingDiverged: As :func:`train` does.
+        """
+        with self.opened:
+            self.run(on_log, interrupted)
+            self.finish()
+        del self.update
+        return TrainResult(**vars(self.progress), curve=self.curve)
 
     def run(self, on_log: Callable[[Metrics], None], interrupted: Callable[[], bool]) -> None:
         """Update, score, log and save until the end."""
