@@ -110,13 +110,13 @@ class TestPlan:
         ({"patterns": []}, "a comparison needs at least one pattern and one task"),
         ({"tasks": [RECALL, "copyng"]}, "unknown task 'copyng': did you mean 'copying'"),
         ({"tasks": ["ngram_lookup(n=1, n_letters=2)"]}, "must hold n letters that occur once"),
-        ({"tasks": ["copying(length=3)"]}, "unknown keyword of task 'copying' 'length'"),
+        ({"tasks": ["copying(length=3)"]}, "unknown keyword of Copying 'length'"),
         ({"tasks": ["text(path=nowhere)"]}, "got 'nowhere', which does not exist"),
-        ({"d_model": 0}, "d_model must be at least 1, got 0"),
+        ({"d_model": 0}, "wants d_model to be int from 1 to 16,777,216, got 0"),
         ({"d_model": 10}, "n_heads must divide d_model"),
         ({"parameters": 0}, "parameters must be at least 1, got 0"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"lr": -1.0}, "lr must be positive, got -1.0"),
+        ({"steps": 0}, "wants steps to be int of at least 1, got 0"),
+        ({"lr": -1.0}, "wants lr to be a finite number above 0, got -1.0"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_written(

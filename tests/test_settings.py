@@ -1,3 +1,4 @@
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -6,26 +7,33 @@ import numpy as np
 import pytest
 import torch
 
+import stateline.settings
 from stateline.errors import InputError
+from stateline.generate import Sampling
 from stateline.models.config import ModelConfig
-from stateline.settings import at_least, check_settings, construct
+from stateline.settings import Checked, at_least, check_settings
+from stateline.tasks import Copying
+from stateline.train.config import TrainConfig
 
 
-def build(
-    width: int,
-    *,
-    size: int = 1,
-    rate: float = 0.5,
-    kind: Literal["soft", "hard"] = "soft",
-    flag: bool = False,
-    most: int | None = None,
-    anything: Any = None,
-) -> dict[str, Any]:
-    return dict(locals())
+class Thing(metaclass=Checked):
+    def __init__(
+        self,
+        width: int,
+        *,
+        size: int = 1,
+        rate: float = 0.5,
+        kind: Literal["soft", "hard"] = "soft",
+        flag: bool = False,
+        most: int | None = None,
+        anything: Any = None,
+        word: Literal["none", "hard"] = "hard",
+    ) -> None:
+        self.given = {k: v for k, v in locals().items() if k != "self"}
 
 
 def made(**keywords: Any) -> dict[str, Any]:
-    return construct("layer", "thing", build, keywords, 8)
+    return {k: v for k, v in Thing(8, **keywords).given.items() if k != "word"}
 
 
 def test_keywords_and_given_arguments_reach_the_builder() -> None:
@@ -50,31 +58,29 @@ def test_numbers_of_numpy_and_pytorch_become_those_of_python(number: Any) -> Non
     assert type(made(size=number)["size"]) is int
     layers = {"attention": {"n_heads": number}}
     assert ModelConfig("attention", 2, layers=layers).layers == {"attention": {"n_heads": 2}}
-    with pytest.raises(InputError, match=r"wants d_model to be int, got 2\.5"):
+    with pytest.raises(InputError, match="wants d_model to be int from 1 to"):
         ModelConfig("lstm", 2, d_model=np.float32(2.5))  # type: ignore[arg-type]
 
 
 def test_none_is_a_word_where_one_of_the_names_is() -> None:
-    def build(*, kind: Literal["none", "hard"] = "hard", most: int | None = 1) -> object:
-        return kind, most
-
-    assert construct("layer", "thing", build, {"kind": None, "most": None}) == ("none", None)
+    given = Thing(8, word=None, most=None).given
+    assert (given["word"], given["most"]) == ("none", None)
 
 
 @pytest.mark.parametrize(
     ("keyword", "value", "message"),
     [
-        ("size", 1.5, "layer 'thing' wants size to be int, got 1.5"),
-        ("size", True, "layer 'thing' wants size to be int, got True"),
-        ("size", None, "layer 'thing' wants size to be int, got None"),
-        ("size", "big", "layer 'thing' wants size to be int, got 'big'"),
-        ("rate", "fast", "layer 'thing' wants rate to be a finite number, got 'fast'"),
-        ("rate", False, "layer 'thing' wants rate to be a finite number, got False"),
-        ("rate", float("nan"), "layer 'thing' wants rate to be a finite number, got nan"),
-        ("rate", float("inf"), "layer 'thing' wants rate to be a finite number, got inf"),
-        ("flag", 1, "layer 'thing' wants flag to be bool, got 1"),
-        ("kind", "stiff", "layer 'thing' wants kind to be one of soft, hard, got 'stiff'"),
-        ("most", "all", "layer 'thing' wants most to be int or none, got 'all'"),
+        ("size", 1.5, "Thing wants size to be int, got 1.5"),
+        ("size", True, "Thing wants size to be int, got True"),
+        ("size", None, "Thing wants size to be int, got None"),
+        ("size", "big", "Thing wants size to be int, got 'big'"),
+        ("rate", "fast", "Thing wants rate to be a finite number, got 'fast'"),
+        ("rate", False, "Thing wants rate to be a finite number, got False"),
+        ("rate", float("nan"), "Thing wants rate to be a finite number, got nan"),
+        ("rate", float("inf"), "Thing wants rate to be a finite number, got inf"),
+        ("flag", 1, "Thing wants flag to be bool, got 1"),
+        ("kind", "stiff", "Thing wants kind to be one of soft, hard, got 'stiff'"),
+        ("most", "all", "Thing wants most to be int or none, got 'all'"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(keyword: str, value: object, message: str) -> None:
@@ -84,14 +90,12 @@ def test_a_value_of_the_wrong_type_is_refused(keyword: str, value: object, messa
 
 
 def test_an_unknown_keyword_gets_the_nearest_known_one() -> None:
-    with pytest.raises(
-        InputError, match="unknown keyword of layer 'thing' 'sise': did you mean 'size'"
-    ):
+    with pytest.raises(InputError, match="unknown keyword of Thing 'sise': did you mean 'size'"):
         made(sise=1)
 
 
-def test_what_is_not_keyword_only_cannot_be_set() -> None:
-    with pytest.raises(InputError, match="unknown keyword of layer 'thing' 'width'"):
+def test_what_was_given_by_position_is_no_keyword() -> None:
+    with pytest.raises(InputError, match="unknown keyword of Thing 'width'"):
         made(width=1)
 
 
@@ -131,3 +135,29 @@ def test_what_is_no_number_is_not_at_least_one(wrong: Any) -> None:
     with pytest.raises(InputError, match="length must be at least 1, got length="):
         at_least(1, length=wrong)
     at_least(1, length=torch.tensor(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (ModelConfig, {"pattern": "lstm", "vocab_size": 5, "norm_eps": 1e-3}),
+        (TrainConfig, {"steps": 7, "lr": 0.25, "schedule": "linear"}),
+        (Sampling, {"temperature": 0.5, "top_k": 3}),
+        (Copying, {"seed": 3, "max_len": 12, "metric": "character_accuracy"}),
+    ],
+)
+def test_what_is_given_is_checked_once(
+    kind: type, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked, check = list[str](), stateline.settings.check_type
+    monkeypatch.setattr(
+        stateline.settings, "check_type", lambda *a: (checked.append(a[1]), check(*a))
+    )
+    made = kind(**given)
+    assert (checked, {name: getattr(made, name) for name in given}) == ([*given], given)
+    first = next(iter(inspect.signature(kind).parameters))
+    checked.clear()
+    kind(given.get(first, getattr(made, first)), **{n: v for n, v in given.items() if n != first})
+    assert checked == list(dict.fromkeys([first, *given]))
+    with pytest.raises(InputError, match=r"^unknown keyword of \S.* 'sise': (did|Known)"):
+        kind(**given, sise=1)

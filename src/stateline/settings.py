@@ -3,8 +3,8 @@
 import inspect
 import math
 import types
+from abc import ABCMeta
 from collections.abc import Callable, Container, Mapping
-from dataclasses import fields
 from functools import cache
 from typing import (
     Annotated,
@@ -12,7 +12,6 @@ from typing import (
     ClassVar,
     Literal,
     NamedTuple,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -20,8 +19,6 @@ from typing import (
 )
 
 from stateline.errors import InputError, check_choice
-
-T = TypeVar("T")
 
 INT64 = range(-(2**63), 2**63)
 """Integers that tensors, files and random generators can hold."""
@@ -42,50 +39,65 @@ class Range(NamedTuple):
         return self.words
 
 
+def within(least: float, most: float = math.inf) -> Range:
+    """The numbers from a least to a largest one; these are in it.
+
+    Example:
+        >>> within(1), within(1, 26)
+        (of at least 1, from 1 to 26)
+    """
+    end = f"{most:,}" if isinstance(most, int) else f"{most:g}"
+    words = f"of at least {least}" if most == math.inf else f"from {least} to {end}"
+    return Range(words, lambda number: least <= number <= most)
+
+
 Positive = Annotated[float, Range("above 0", lambda number: number > 0)]
-NotNegative = Annotated[float, Range("of at least 0", lambda number: number >= 0)]
-Count = Annotated[int, Range("of at least 1", lambda number: number >= 1)]
+NotNegative = Annotated[float, within(0)]
+Count = Annotated[int, within(1)]
+Size = Annotated[int, within(0)]
+Share = Annotated[float, within(0, 1)]
 Fraction = Annotated[float, Range("from 0 to below 1", lambda number: 0 <= number < 1)]
-Size = Annotated[int, Range("of at least 0", lambda number: number >= 0)]
+Between = Annotated[float, Range("above 0 and below 1", lambda number: 0 < number < 1)]
 Factor = Annotated[float, Range("above 0, at most 256", lambda number: 0 < number <= 256)]
 """How many times as wide as the model a part of a layer is."""
 
 
-def construct(
-    kind: str, name: str, build: Callable[..., T], keywords: Mapping[str, Any], *given: Any
-) -> T:
-    """Call ``build(*given, **keywords)`` after checking the keywords against its signature.
+class Checked(ABCMeta):
+    """The door of classes with settings: a constructor's arguments fit its annotations.
 
-    Args:
-        kind: What is built, for messages: ``"layer"``, ``"task"``.
-        name: Its name, for messages.
-        build: A class or function; its keyword-only parameters can be set.
-        keywords: Values by parameter name. ``None`` becomes ``"none"`` where the annotation allows
-            the word but not the value.
-        *given: Positional arguments.
-
-    Raises:
-        InputError: If a keyword is unknown, or a value has the wrong type or is out of range.
+    What is given is checked once, before the constructor runs; defaults are trusted. Numbers of
+    NumPy and PyTorch become Python's, and ``None`` becomes ``"none"`` where the annotation allows
+    the word but not the value. What an annotation cannot say, such as how two arguments go
+    together, is for the constructor. Messages name the class, without ``Settings``, or its
+    ``owner``.
     """
-    parameters = inspect.signature(build).parameters.values()
-    settable = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    hints = get_type_hints(build.__init__ if inspect.isclass(build) else build, include_extras=True)
-    for key in keywords:
-        check_choice(f"keyword of {kind} {name!r}", key, settable)
-    values = {
-        key: _checked(f"{kind} {name!r}", key, value, hints.get(key, object))
-        for key, value in keywords.items()
-    }
-    return build(*given, **values)
+
+    def __call__(cls, *given: Any, **keywords: Any) -> Any:
+        """Make an instance.
+
+        Raises:
+            InputError: If a keyword is unknown, or a value has the wrong type or is out of range.
+        """
+        owner, hints, kinds = _owner(cls), _hints(cls), {p.name: p.kind for p in _parameters(cls)}
+        places = [n for n, kind in kinds.items() if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        taken = places[: len(given)]
+        if inspect.Parameter.VAR_KEYWORD not in kinds.values():
+            for name in keywords:
+                check_choice(f"keyword of {owner}", name, [n for n in hints if n not in taken])
+        first = [_checked(owner, n, v, hints[n]) for n, v in zip(taken, given, strict=False)]
+        named = {n: _checked(owner, n, v, hints.get(n, object)) for n, v in keywords.items()}
+        return super().__call__(*first, *given[len(first) :], **named)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor."""
+        return inspect.Signature(_parameters(cls))
 
 
-class Settings:
+class Settings(metaclass=Checked):
     """Settings as a value: base of frozen dataclasses whose annotations say type and range.
 
-    What is given is checked once, when the value is made; defaults are trusted. Numbers of NumPy
-    and PyTorch become Python's, and ``None`` becomes ``"none"`` where the annotation allows the
-    word but not the value. A subclass that also compares its fields does so in ``__post_init__``,
-    after that of this class. Messages name the owner: the class without ``Settings``.
+    A subclass that also compares its fields does so in ``__post_init__``.
 
     Raises:
         InputError: If a keyword is unknown, or a value has the wrong type or is out of range.
@@ -101,30 +113,24 @@ class Settings:
         stateline.errors.InputError: Norm wants eps to be a finite number of at least 0, got -1
     """
 
-    def __new__(cls, **given: Any) -> Any:
-        """Refuse unknown keywords, with the nearest known one."""
-        kind: Any = cls
-        for name in given:
-            check_choice(f"keyword of {_owner(cls)}", name, _fields(kind))
-        return super().__new__(cls)
 
-    def __post_init__(self) -> None:
-        kind: Any = type(self)
-        for name, (hint, default) in _fields(kind).items():
-            value = getattr(self, name)
-            if value is not default:
-                object.__setattr__(self, name, _checked(_owner(kind), name, value, hint))
+def _owner(cls: type) -> str:
+    return str(getattr(cls, "owner", cls.__name__.removesuffix("Settings")))
 
 
-def _owner(settings: type) -> str:
-    return settings.__name__.removesuffix("Settings")
+def _parameters(cls: type) -> list[inspect.Parameter]:
+    constructor: Any = cls.__init__  # type: ignore[misc]
+    return list(inspect.signature(constructor).parameters.values())[1:]
 
 
 @cache
-def _fields(settings: Any) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each field."""
-    hints = get_type_hints(settings, include_extras=True)
-    return {field.name: (hints[field.name], field.default) for field in fields(settings)}
+def _hints(cls: type) -> dict[str, Any]:
+    """The annotations of a constructor's parameters, in their order."""
+    constructor: Any = cls.__init__  # type: ignore[misc]
+    hints = get_type_hints(constructor, include_extras=True)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [p.name for p in _parameters(cls) if p.kind not in variable]
+    return {name: hints.get(name, object) for name in named}
 
 
 def _checked(owner: str, name: str, value: Any, hint: Any) -> Any:
@@ -222,8 +228,7 @@ def check_keywords(
     Raises:
         InputError: If a name is unknown or a value has the wrong type.
     """
-    known = get_type_hints(kind, include_extras=True)
-    hints = {name: hint for name, hint in known.items() if name not in without}
+    hints = {name: hint for name, hint in _hints(kind).items() if name not in without}
     for name, value in given.items():
         check_choice(f"setting of {owner}", name, hints)
         check_type(owner, name, value, hints[name])

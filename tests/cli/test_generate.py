@@ -354,7 +354,7 @@ MISTAKES = [
     (["letters0", "--prompts", "gap", "--save_state", "s"], "--save_state keeps one text, but"),
     (["letters0", "--prompt", "xyz"], "the tokenizer has no character 'x'"),
     (["letters0", "--prompt", "a", "--stop", ""], "a stop string must not be empty"),
-    (["letters0", "--prompt", "a", "--repetition_penalty", "0"], "repetition_penalty must be from"),
+    (["letters0", "--prompt", "a", "--repetition_penalty", "0"], "wants repetition_penalty to be"),
     (["letters0", "--prompt", "a", "--presence_penalty", "101"], "presence_penalty must be from"),
     (["letters0", "--prompt", "a", "--min_tokens", "-1"], "min_tokens must be at least 0"),
     (["letters0", "--prompt", "a", "--stop_token_ids", "10"], "tokens must be from 0 to 9"),

@@ -182,7 +182,7 @@ def test_choosing_leaves_its_input_alone() -> None:
 
 @pytest.mark.parametrize("penalty", [0.0, -1.0, 1e-308, 1e10])
 def test_a_penalty_must_be_in_range(penalty: float) -> None:
-    with pytest.raises(InputError, match=r"repetition_penalty must be from 1e-09 to 1e\+09, got"):
+    with pytest.raises(InputError, match=r"to be a finite number from 1e-09 to 1e\+09, got"):
         Sampling(repetition_penalty=penalty)
 
 
@@ -213,9 +213,11 @@ def test_at_the_smallest_temperatures_each_row_takes_its_likeliest_token() -> No
     assert choose(logits, Sampling(1e-307), torch.tensor([0.5, 0.5])).tolist() == [1, 0]
 
 
-def test_top_k_may_be_any_integer() -> None:
+def test_top_k_may_be_any_integer_of_64_bits() -> None:
     logits = torch.tensor([[0.0, 1.0]])
-    assert choose(logits, Sampling(1.0, top_k=2**63), torch.tensor([0.1])).tolist() == [0]
+    assert choose(logits, Sampling(1.0, top_k=2**63 - 1), torch.tensor([0.1])).tolist() == [0]
+    with pytest.raises(InputError, match="Sampling wants top_k to fit into 64 bits"):
+        Sampling(top_k=2**63)
 
 
 def test_logits_that_are_nan_give_a_token_of_the_vocabulary() -> None:

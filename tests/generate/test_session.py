@@ -519,14 +519,23 @@ def test_the_state_of_a_batch_is_a_tree_of_rows(build: Build) -> None:
             "new tokens make 13 positions",
         ),
         (lambda m: extend(m, prefill(m, PROMPT), PROMPT + 1), "must be from 0 to 10, got 1 to 11"),
-        (lambda _: Sampling(-0.1), "temperature must be at least 0, got temperature=-0.1"),
+        (
+            lambda _: Sampling(-0.1),
+            "wants temperature to be a finite number of at least 0, got -0.1",
+        ),
         (
             lambda _: Sampling(float("nan")),
-            "wants temperature to be a finite number, got nan",
+            "wants temperature to be a finite number of at least 0, got nan",
         ),
-        (lambda _: Sampling(1.0, top_k=0), "top_k must be at least 1, got top_k=0"),
-        (lambda _: Sampling(1.0, top_p=0.0), "top_p must be above 0 and at most 1, got 0.0"),
-        (lambda _: Sampling(1.0, top_p=1.1), "top_p must be above 0 and at most 1, got 1.1"),
+        (lambda _: Sampling(1.0, top_k=0), "wants top_k to be int of at least 1 or none, got 0"),
+        (
+            lambda _: Sampling(1.0, top_p=0.0),
+            "wants top_p to be a finite number above 0, at most 1 or none, got 0.0",
+        ),
+        (
+            lambda _: Sampling(1.0, top_p=1.1),
+            "wants top_p to be a finite number above 0, at most 1 or none, got 1.1",
+        ),
     ],
 )
 def test_what_cannot_be_generated_is_refused(

@@ -43,7 +43,7 @@ def test_equal_configurations_hash_alike() -> None:
         ("{}", "lacks pattern, vocab_size"),
         (
             '{"pattern": "h3", "vocab_size": 5, "dmodel": 8}',
-            "unknown model setting 'dmodel': did you mean 'd_model'",
+            "unknown keyword of the model configuration 'dmodel': did you mean 'd_model'",
         ),
     ],
 )
@@ -58,20 +58,20 @@ def test_a_damaged_configuration_is_refused(text: str, message: str) -> None:
     ("change", "message"),
     [
         ({"pattern": 3}, "wants pattern to be str, got 3"),
-        ({"vocab_size": "many"}, "wants vocab_size to be int, got 'many'"),
+        ({"vocab_size": "many"}, "wants vocab_size to be int from 1 to 16,777,216, got 'many'"),
         ({"norm": "batch"}, "wants norm to be one of layer, rms, rms_offset, none, got 'batch'"),
         ({"feed_forward": "tanh"}, "wants feed_forward to be one of gelu, .*, got 'tanh'"),
         ({"tie_embeddings": 1}, "wants tie_embeddings to be bool, got 1"),
-        ({"max_len": 1.5}, "wants max_len to be int or none, got 1.5"),
+        ({"max_len": 1.5}, "wants max_len to be int from 1 to 16,777,216 or none, got 1.5"),
         (
             {"layers": ["h3"]},
             "wants layers to be a mapping from str to a mapping from str to .*, got",
         ),
-        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
-        ({"d_model": -4}, "d_model must be at least 1, got -4"),
-        ({"max_len": 0}, "max_len must be at least 1, got 0"),
+        ({"vocab_size": 0}, "wants vocab_size to be int from 1 to 16,777,216, got 0"),
+        ({"d_model": -4}, "wants d_model to be int from 1 to 16,777,216, got -4"),
+        ({"max_len": 0}, "wants max_len to be int from 1 to 16,777,216 or none, got 0"),
         ({"block": "paralel"}, "wants block to be one of sequential, parallel, .*, got"),
-        ({"norm_eps": 0.0}, "norm_eps must be positive, got 0.0"),
+        ({"norm_eps": 0.0}, "wants norm_eps to be a finite number above 0, got 0.0"),
         ({"head_bias": True}, "head_bias=True needs .* of its own: set tie_embeddings=False"),
     ],
 )

@@ -206,4 +206,4 @@ def test_a_configuration_says_how_to_name_a_preset() -> None:
 
 def test_a_configuration_holds_the_canonical_pattern() -> None:
     assert ModelConfig("( h3 *2 s4d)*1 (lstm)*3", 5).pattern == "h3*2 s4d lstm*3"
-    assert str(inspect.signature(ModelConfig)).startswith("(pattern: str, vocab_size: int, d_model")
+    assert str(inspect.signature(ModelConfig)).startswith("(pattern: str, vocab_size: ")

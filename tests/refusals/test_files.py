@@ -80,7 +80,10 @@ RECIPES = [
         put("recipe.yaml", "train: {stepz: 3}"),
         "unknown option 'train.stepz': did you mean 'train.steps'?",
     ),
-    (put("recipe.yaml", "train: {steps: many}"), f"{RECIPE}: train.steps must be int, got 'many'"),
+    (
+        put("recipe.yaml", "train: {steps: many}"),
+        f"{RECIPE}: train.steps must be int of at least 1, got",
+    ),
     (put("recipe.yaml", "train: 3"), f"train in {RECIPE} must be a mapping, got 3"),
     (put("recipe.yaml", "pattern: [h3]"), f"{RECIPE}: pattern must be str, got"),
     (put("recipe.yaml", "pattern: h3)"), "expected a layer name at <here>: h3<here>)"),
@@ -88,7 +91,10 @@ RECIPES = [
         put("recipe.yaml", "model: {norm: batch}"),
         "norm must be one of layer, rms, rms_offset, none, got 'batch'",
     ),
-    (put("recipe.yaml", "{pattern: h3, train: {lr: .nan}}"), "wants lr to be a finite number, got"),
+    (
+        put("recipe.yaml", "{pattern: h3, train: {lr: .nan}}"),
+        "wants lr to be a finite number above 0",
+    ),
     (put("recipe.yaml", "pattern: !!python/name:os.abort"), "could not determine a constructor"),
     (
         put("recipe.yaml", "{pattern: h3, model: {layers: {h3: {d_stat: 4}}}}"),
@@ -124,9 +130,9 @@ CONTENTS = [
     (put(CONFIG, DEEP), f"the model configuration {CONFIG} is nested too deeply"),
     (
         change(CONFIG, "colour", to="red"),
-        f"{CONFIG} is damaged, or of another version of Stateline: unknown model setting",
+        f"{CONFIG} is damaged, or of another version of Stateline: unknown keyword",
     ),
-    (change(CONFIG, "d_model", to="8"), "wants d_model to be int, got '8'"),
+    (change(CONFIG, "d_model", to="8"), "wants d_model to be int from 1 to"),
     (
         change(CONFIG, "d_model", to=16),
         "do not fit its config.json: 'embedding.weight' must have the shape",

@@ -126,8 +126,8 @@ def test_the_commonest_value_is_right_half_of_the_time() -> None:
         ({"vocab_size": 11}, "vocab_size must be even"),
         ({"length": 1}, "length must hold at least one pair of 2 tokens, got length=1"),
         ({"length": 3, "key_length": 3}, "one pair of 4 tokens"),
-        ({"key_length": 0}, "key_length must be at least 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got batch_size=0"),
+        ({"key_length": 0}, "wants key_length to be"),
+        ({"batch_size": 0}, "wants batch_size to be int of at least 1, got 0"),
         ({"vocab_size": 1000, "key_length": 2}, "65536 keys at most"),
     ],
 )

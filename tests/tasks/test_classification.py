@@ -143,7 +143,7 @@ def test_a_frame_holds_so_many_numbers_in_their_order(tmp_path: Path) -> None:
 
 
 def test_a_frame_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="frame must be at least 1, got frame=0"):
+    with pytest.raises(InputError, match="wants frame to be int of at least 1, got 0"):
         make("spoken_digits", tmp_path, frame=0)
 
 

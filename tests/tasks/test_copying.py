@@ -159,13 +159,13 @@ def test_one_wrong_letter_costs_the_string_and_one_letter() -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"n_letters": 0}, "n_letters must be from 1 to 26, got n_letters=0"),
-        ({"n_letters": 27}, "got n_letters=27"),
-        ({"min_len": 0}, "min_len must be at least 1"),
+        ({"n_letters": 0}, "wants n_letters to be int from 1 to 26, got 0"),
+        ({"n_letters": 27}, "wants n_letters to be int from 1 to 26, got 27"),
+        ({"min_len": 0}, "wants min_len to be"),
         ({"min_len": 11}, "at most max_len, got min_len=11 and max_len=10"),
         ({"context_len": 22}, "the longest example, 23 tokens, got context_len=22"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"answer_len": 0}, "answer_len must be at least 1, got answer_len=0"),
+        ({"batch_size": 0}, "wants batch_size to be"),
+        ({"answer_len": 0}, "wants answer_len to be int of at least 1 or none, got 0"),
         ({"longest": 9}, "longest must be at least the training length, got longest=9"),
     ],
 )

@@ -84,11 +84,11 @@ def test_one_value_for_all_keys_is_a_guess() -> None:
     [
         ({"length": 3}, "length must be at least 4, for two pairs, got length=3"),
         ({"key_length": 2, "length": 5}, "length must be at least 6"),
-        ({"noise": 1.0}, "noise must be a share from 0 to below 1, got noise=1.0"),
-        ({"noise": float("nan")}, "noise must be a share"),
-        ({"n_noise": 0}, "n_noise=0"),
-        ({"n_keys": 1, "key_length": 20}, "n_keys must be at least 2, got n_keys=1"),
-        ({"value_length": 0}, "value_length=0"),
+        ({"noise": 1.0}, "wants noise to be a finite number from 0 to below 1, got 1.0"),
+        ({"noise": float("nan")}, "wants noise to be"),
+        ({"n_noise": 0}, "wants n_noise to be"),
+        ({"n_keys": 1, "key_length": 20}, "wants n_keys to be int of at least 2, got 1"),
+        ({"value_length": 0}, "wants value_length to be"),
         ({"n_keys": 64, "key_length": 3}, "65,536 keys at most, which n_keys=64"),
     ],
 )

@@ -120,12 +120,12 @@ def test_a_single_mark_is_uniform_where_more_are_allowed() -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"vocab_size": 3}, "vocab_size must be at least 4, .*got vocab_size=3"),
+        ({"vocab_size": 3}, "wants vocab_size to be int of at least 4, got 3"),
         ({"length": 2}, "length must be at least 3, .*got length=2"),
         ({"length": 5, "induction_length": 4}, "length must be at least 6"),
-        ({"induction_length": 0}, "must be at least 1, got induction_length=0"),
-        ({"n_triggers": 0}, "n_triggers=0"),
-        ({"batch_size": 0}, "batch_size=0"),
+        ({"induction_length": 0}, "wants induction_length to be int of at least 1, got 0"),
+        ({"n_triggers": 0}, "wants n_triggers to be"),
+        ({"batch_size": 0}, "wants batch_size to be"),
     ],
 )
 def test_impossible_sizes_are_refused(keywords: dict[str, int], message: str) -> None:

@@ -31,8 +31,8 @@ def test_anything_but_one_plain_item_is_refused(text: str) -> None:
         ("coping", "unknown task 'coping': did you mean 'copying'"),
         ("mine", r"; for a task of your own, import its file \(--import FILE\)$"),
         ("copying(max_length=9)", "did you mean 'max_len'"),
-        ("copying(seed=1)", "unknown keyword of task 'copying' 'seed'"),
-        ("copying(max_len=1.5)", "wants max_len to be int, got 1.5"),
+        ("copying(seed=1)", "unknown keyword of Copying 'seed'"),
+        ("copying(max_len=1.5)", "wants max_len to be int of at least 1, got 1.5"),
         ("copying(", "malformed pattern"),
         ("tokens", "the task tokens needs the folder of a corpus"),
         ("mixture", "mixture needs texts of two or more paths with their weights"),
@@ -44,7 +44,7 @@ def test_mistakes_are_named(text: str, message: str) -> None:
 
 
 def test_a_negative_seed_is_refused() -> None:
-    with pytest.raises(InputError, match="seed must be 0 or more, got seed=-1"):
+    with pytest.raises(InputError, match="wants seed to be int of at least 0, got -1"):
         make_task("copying", seed=-1)
 
 

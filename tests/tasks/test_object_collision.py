@@ -78,5 +78,5 @@ def test_a_length_of_broken_steps_is_refused(length: int) -> None:
 
 @pytest.mark.parametrize("sizes", [{"grid": 1}, {"n_colors": 0}, {"batch_size": 0}])
 def test_sizes_out_of_range_are_refused(sizes: dict[str, int]) -> None:
-    with pytest.raises(InputError, match=r" must be at least [12], got "):
+    with pytest.raises(InputError, match=r"to be int of at least [12], got "):
         ObjectCollision(**sizes)

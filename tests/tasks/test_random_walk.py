@@ -59,7 +59,7 @@ def test_actions_are_uniform() -> None:
 
 @pytest.mark.parametrize("sizes", [{"grid": 1}, {"length": 0}, {"reset_every": 0}])
 def test_sizes_out_of_range_are_refused(sizes: dict[str, int]) -> None:
-    with pytest.raises(InputError, match=r" must be at least [12], got "):
+    with pytest.raises(InputError, match=r"to be int of at least [12], got "):
         RandomWalk(**sizes)  # type: ignore[arg-type]
 
 

@@ -122,5 +122,5 @@ def test_training_can_draw_from_so_many_episodes(consecutive: bool) -> None:
 
 @pytest.mark.parametrize("kind", [Algorithm, RandomWalk])
 def test_there_is_an_episode_to_draw(kind: type[Algorithm | RandomWalk]) -> None:
-    with pytest.raises(InputError, match="episodes must be at least 1, got episodes=0"):
+    with pytest.raises(InputError, match="wants episodes to be int of at least 1 or none, got 0"):
         kind(episodes=0)

@@ -171,9 +171,9 @@ def test_real_prose_packs_to_two_to_four_bits_per_byte(data: Path) -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"length": 0}, "length must be at least 1, got length=0"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"held_out_bytes": 1}, "held_out_bytes must be at least 2, got held_out_bytes=1"),
+        ({"length": 0}, "wants length to be int of at least 1, got 0"),
+        ({"batch_size": 0}, "wants batch_size to be"),
+        ({"held_out_bytes": 1}, "wants held_out_bytes to be int of at least 2, got 1"),
         ({"length": 30}, "must give 31 bytes in a row .* got 18 and 2: give more text"),
     ],
 )

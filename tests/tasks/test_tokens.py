@@ -153,9 +153,9 @@ def test_the_name_of_the_task_may_have_its_keywords(make: Callable[..., Tokens])
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"length": 0}, "length must be at least 1, got length=0"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"held_out_tokens": 1}, "held_out_tokens must be at least 2, got held_out_tokens=1"),
+        ({"length": 0}, "wants length to be int of at least 1, got 0"),
+        ({"batch_size": 0}, "wants batch_size to be"),
+        ({"held_out_tokens": 1}, "wants held_out_tokens to be int of at least 2, got 1"),
         ({"longest": 100}, "longest must be at least the training length, got longest=100"),
         ({"length": 10**5}, "must give 100001 tokens in a row to train on and 2 to hold out"),
     ],

@@ -73,5 +73,5 @@ def test_an_unknown_group_is_refused(group: str) -> None:
 
 @pytest.mark.parametrize("sizes", [{"length": 0}, {"batch_size": 0}])
 def test_sizes_are_positive(sizes: dict[str, int]) -> None:
-    with pytest.raises(InputError, match=" must be at least 1, got "):
+    with pytest.raises(InputError, match="to be int of at least 1, got 0"):
         WordProblem(**sizes)  # type: ignore[arg-type]

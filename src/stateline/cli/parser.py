@@ -8,7 +8,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_dumper
 
@@ -59,10 +59,15 @@ class HelpFormatter(DefaultHelpFormatter):
 
 def _kind(hint: Any) -> str:
     """A type in words; empty for a text and for what is not one value."""
-    kinds = [part for part in get_args(hint) or (hint,) if part is not type(None)]
+    parts = map(_without_range, get_args(_without_range(hint)) or (hint,))
+    kinds = [part for part in parts if part is not type(None)]
     if get_origin(kinds[0]) is Literal:
         return "one of " + ", ".join(map(str, get_args(kinds[0])))
     return VALUES.get(kinds[0], "") if len(kinds) == 1 and kinds[0] is not str else ""
+
+
+def _without_range(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _as_typed(default: Any) -> str:

@@ -4,6 +4,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,14 +12,19 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.generate.random import uniform, widest
-from stateline.settings import INT64, at_least, check_settings
+from stateline.settings import Count, NotNegative, Range, Settings, at_least, within
 
 DRAWN = 32
 """Random numbers per row that are computed at a time."""
 
 
+PartOfAll = Annotated[float, Range("above 0, at most 1", lambda share: 0 < share <= 1)]
+Penalty = Annotated[float, within(1e-9, 1e9)]
+"""Beyond, logits overflow."""
+
+
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Settings):
     """How the next token is chosen from the logits.
 
     Attributes:
@@ -38,26 +44,11 @@ class Sampling:
         logits that has become usual. Min-p: Nguyen et al., "Turning Up the Heat", 2024.
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float = 1.0
-    min_p: float | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.top_k, int):  # a number beyond 64 bits means all tokens, too
-            object.__setattr__(self, "top_k", min(self.top_k, INT64[-1]))
-        check_settings("Sampling", self)
-        at_least(0, temperature=self.temperature)
-        at_least(1, top_k=self.top_k)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if self.min_p is not None and not 0 < self.min_p <= 1:
-            raise InputError(f"min_p must be above 0 and at most 1, got {self.min_p}")
-        if not 1e-9 <= self.repetition_penalty <= 1e9:  # beyond, logits overflow
-            raise InputError(
-                f"repetition_penalty must be from 1e-09 to 1e+09, got {self.repetition_penalty}"
-            )
+    temperature: NotNegative = 0.0
+    top_k: Count | None = None
+    top_p: PartOfAll | None = None
+    repetition_penalty: Penalty = 1.0
+    min_p: PartOfAll | None = None
 
 
 GREEDY = Sampling()

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from stateline.errors import InputError, check_choice
+from stateline.errors import InputError
 from stateline.files import parse_json_object
 from stateline.models.pattern import Value, canonical_pattern
-from stateline.settings import check_settings
+from stateline.settings import Fraction, Positive, Settings, within
 
 Init = Literal["width", "gpt2", "h3", "neox", "mamba", "staircase", "t5", "lstm"]
 
@@ -21,6 +21,7 @@ ConfigT = TypeVar("ConfigT", bound="ModelConfig")
 MAX_SIZE = 1 << 24
 """Upper limit of widths, vocabularies and lengths: typos become clear errors."""
 
+Width = Annotated[int, within(1, MAX_SIZE)]
 
 PRESET_NAME = re.compile(r"\w+-[\w.-]+")
 """Form of the name of a preset: no name in a pattern has a hyphen."""
@@ -56,7 +57,7 @@ FeedForwardKind = Literal[
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """Configuration of a language model.
 
     Attributes:
@@ -103,57 +104,38 @@ class ModelConfig:
     """
 
     kind: ClassVar[str] = "language_model"
+    owner: ClassVar[str] = "the model configuration"
 
     pattern: str
-    vocab_size: int
-    d_model: int = 64
+    vocab_size: Width
+    d_model: Width = 64
     block: Block = "sequential"
     norm_after: str = ""
     norm: Literal["layer", "rms", "rms_offset", "none"] = "layer"
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     feed_forward: FeedForwardKind = "gelu"
     tie_embeddings: bool = True
     head_bias: bool = False
-    max_len: int | None = None
-    trained_len: int | None = None
+    max_len: Width | None = None
+    trained_len: Width | None = None
     layers: Mapping[str, Mapping[str, Value]] = field(default_factory=dict, hash=False)
-    embedding_multiplier: float = 1.0
+    embedding_multiplier: Positive = 1.0
     embedding_norm: bool = False
-    residual_multiplier: float = 1.0
-    stream_multiplier: float = 1.0
-    logits_divisor: float = 1.0
-    logits_soft_cap: float | None = None
-    embedding_dropout: float = 0.0
-    residual_dropout: float = 0.0
+    residual_multiplier: Positive = 1.0
+    stream_multiplier: Positive = 1.0
+    logits_divisor: Positive = 1.0
+    logits_soft_cap: Positive | None = None
+    embedding_dropout: Fraction = 0.0
+    residual_dropout: Fraction = 0.0
     init: Init = "width"
 
     def __post_init__(self) -> None:
-        check_settings("the model configuration", self)
         if PRESET_NAME.fullmatch(self.pattern):
             raise InputError(
                 f"a pattern names layers, got {self.pattern!r}: if it is a preset, call "
                 f"stateline.models.presets.configure({self.pattern!r})"
             )
         object.__setattr__(self, "pattern", canonical_pattern(self.pattern))
-        for name in ("vocab_size", "d_model", "max_len", "trained_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
-            if value is not None and value > MAX_SIZE:
-                raise InputError(f"{name} must be at most {MAX_SIZE:,}, got {value}")
-        for name in (
-            "norm_eps",
-            "embedding_multiplier",
-            "residual_multiplier",
-            "stream_multiplier",
-            "logits_divisor",
-            "logits_soft_cap",
-        ):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise InputError(f"{name} must be positive, got {value}")
-        for name in ("embedding_dropout", "residual_dropout"):
-            if not 0 <= (value := getattr(self, name)) < 1:
-                raise InputError(f"{name} must be from 0 to below 1, got {value}")
         self._check_block()
         if self.head_bias and self.tie_embeddings:
             raise InputError(
@@ -215,8 +197,6 @@ class ModelConfig:
         if values.get("model_type") == "stateline":
             values = {k: v for k, v in values.items() if k not in TRANSFORMERS_SETTINGS}
         parameters = inspect.signature(cls).parameters
-        for name in values:
-            check_choice("model setting", name, parameters)
         required = {p.name for p in parameters.values() if p.default is p.empty}
         if missing := required - set(values):
             raise InputError(f"the model configuration lacks {', '.join(sorted(missing))}")

@@ -1,7 +1,7 @@
 """Classifiers and regressors of sequences: the layers of a language model under another head."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -15,11 +15,11 @@ from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
 from stateline.layers.state import shown
 from stateline.models.build import build_stack
-from stateline.models.config import MAX_SIZE, ModelConfig
+from stateline.models.config import MAX_SIZE, ModelConfig, Width
 from stateline.models.initial_weights import initialise
 from stateline.models.inputs import check_length, check_tokens, length_limit
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import at_least, check_kind
+from stateline.settings import at_least, check_kind, within
 
 Pooling = Literal["mean", "last"]
 
@@ -40,18 +40,13 @@ class HeadConfig(ModelConfig):
 
     counts: ClassVar[str]
     """Name of the setting that says how many outputs there are at each position."""
-    least: ClassVar[int]
-    """Its smallest value."""
 
-    vocab_size: int = 1
-    n_channels: int = 0
+    vocab_size: Width = 1
+    n_channels: Annotated[int, within(0, MAX_SIZE)] = 0
     pooling: Pooling = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("n_channels", 0), (self.counts, self.least)):
-            if not least <= (value := getattr(self, name)) <= MAX_SIZE:
-                raise InputError(f"{name} must be from {least} to {MAX_SIZE:,}, got {value}")
         if self.n_channels and self.vocab_size > 1:
             raise InputError(
                 "the input is either tokens (vocab_size) or numbers (n_channels), got both: "
@@ -72,9 +67,9 @@ class ClassifierConfig(HeadConfig):
         n_classes: Number of classes.
     """
 
-    kind, counts, least = "classifier", "n_classes", 2
+    kind, counts = "classifier", "n_classes"
 
-    n_classes: int = 2
+    n_classes: Annotated[int, within(2, MAX_SIZE)] = 2
 
 
 @dataclass(frozen=True)
@@ -85,9 +80,9 @@ class RegressorConfig(HeadConfig):
         n_values: Numbers to predict at each position.
     """
 
-    kind, counts, least = "regressor", "n_values", 1
+    kind, counts = "regressor", "n_values"
 
-    n_values: int = 1
+    n_values: Width = 1
 
 
 @accumulates("total")

@@ -11,7 +11,7 @@ from typing import Any
 from stateline.errors import InputError, unknown_name
 from stateline.models.pattern import parse_pattern
 from stateline.plugins import Registry
-from stateline.settings import check_kind, construct
+from stateline.settings import check_kind
 from stateline.tasks.base import (
     IGNORE,
     Batch,
@@ -200,12 +200,11 @@ Known: algorithm, ...
         )
     if item.name not in TASKS:
         raise unknown_name("task", item.name, TASKS, extensible=True)
-    if seed < 0:
-        raise InputError(f"seed must be 0 or more, got seed={seed}")
     for key, value in item.keywords.items():
         if isinstance(value, int) and value > MAX_SETTING:
             raise InputError(f"{key} of {item.name} must be at most {MAX_SETTING:,}, got {value}")
-    task = construct("task", item.name, TASKS[item.name], item.keywords, seed)
+    kind: Any = TASKS[item.name]
+    task: Task = kind(seed, **item.keywords)
     _check_sizes(task)
     return task
 

@@ -1,7 +1,7 @@
 """Tasks: sources of training batches and evaluation problems that score a model's answers."""
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -20,7 +20,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.likelihood import IGNORE as IGNORE
 from stateline.models.likelihood import token_losses
 from stateline.models.presets import configure
-from stateline.settings import at_least
+from stateline.settings import Checked, Count, Size, at_least
 
 TrainKeywords = Mapping[str, float | str]
 
@@ -116,7 +116,7 @@ def train_settings(of: "type[Task] | None" = None, **settings: float | str) -> T
     return {**(of.training if of else {}), **settings}
 
 
-class Task(ABC):
+class Task(metaclass=Checked):
     """Something a model can be trained on and scored at.
 
     Batches are functions of the task's seed and an index. So the same seed gives the same batches
@@ -253,7 +253,7 @@ class Task(ABC):
         """Names of all scores; none if they are not known before a model is scored."""
         return set()
 
-    def check(self) -> None:  # noqa: B027  # most tasks need none
+    def check(self) -> None:  # most tasks need none
         """Check before training that the task can be scored at all its lengths.
 
         Raises:
@@ -370,14 +370,13 @@ class ExampleTask(GeneratedTask):
     )
     problems_per_batch: ClassVar[int] = 128
     answer_len = 1
-    seed: int = field(default=0, kw_only=False)
-    length: int = 32
-    batch_size: int = 64
-    examples: int | None = None
+    seed: Size = field(default=0, kw_only=False)
+    length: Count = 32
+    batch_size: Count = 64
+    examples: Count | None = None
     drop_last: bool = True
 
     def __post_init__(self) -> None:
-        at_least(1, batch_size=self.batch_size)
         if self.examples is not None and self.examples < self.batch_size:
             raise InputError(
                 f"examples must be at least batch_size={self.batch_size}, or none to draw new ones "
@@ -444,13 +443,12 @@ class LabelledTask(Task):
     problems_per_batch: ClassVar[int] = 64
     shortest: ClassVar[int] = 1
     times: ClassVar[tuple[int, ...]] = (1, 2, 4)
-    seed: int = field(default=0, kw_only=False)
-    length: int = 32
-    batch_size: int = 32
+    seed: Size = field(default=0, kw_only=False)
+    length: Count = 32
+    batch_size: Count = 32
 
     def __post_init__(self) -> None:
         at_least(self.shortest, length=self.length)
-        at_least(1, batch_size=self.batch_size)
         self.train_length = self.length
         self.eval_lengths = tuple(n * self.length for n in self.times)
 
@@ -528,7 +526,7 @@ class CorpusTask(Task):
 
 
 def epoch_rows(
-    seed: int, count: int, batch_size: int, index: int, *, drop_last: bool = True
+    seed: Size, count: int, batch_size: int, index: int, *, drop_last: bool = True
 ) -> Int[np.ndarray, " batch"]:
     """Indices of the rows in a batch; each epoch has its own order.
 

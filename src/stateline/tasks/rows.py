@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.settings import at_least
+from stateline.settings import Count, Size
 from stateline.tasks.base import Batch, Targets, Task, epoch_rows, generator, train_settings
 from stateline.tasks.objective import Objective
 
@@ -68,14 +68,14 @@ class RowsTask(Task):
     training = train_settings(steps=1000, lr=4e-3, schedule="cosine", eval_every=250)
     metric = "accuracy"
     vocab_size = 1
-    seed: int = field(default=0, kw_only=False)
+    seed: Size = field(default=0, kw_only=False)
     path: str = ""
-    batch_size: int = 16
+    batch_size: Count = 16
     held_out: HeldOut = "test"
 
     def __post_init__(self) -> None:
         training, held_out, objective = self.load(self.find(self.path))
-        if not 1 <= self.batch_size <= len(training.inputs) or not held_out.inputs:
+        if self.batch_size > len(training.inputs) or not held_out.inputs:
             raise InputError(
                 f"the task {self.name} needs at least batch_size={self.batch_size} rows to train "
                 f"on and 1 to score, got {len(training.inputs)} and {len(held_out.inputs)}: it "
@@ -222,15 +222,11 @@ def in_frames(training: Rows, held_out: Rows, frame: int) -> tuple[Rows, Rows]:
     position is padded with zeros. A linear map of a frame is a convolution with stride ``frame``:
     it makes sequences shorter and time coarser.
 
-    Raises:
-        InputError: If ``frame`` is not positive.
-
     Example:
         >>> rows = Rows([np.array([0.0, 2.0, 2.0, 0.0])], [1])
         >>> in_frames(rows, Rows([np.array([0.0, 1.0, 3.0])], [0]), 2)[1].inputs[0].tolist()
         [[-1.0, 0.0], [2.0, 0.0]]
     """
-    at_least(1, frame=frame)
     numbers = np.concatenate(training.inputs or [np.zeros(1)])
     mean, deviation = numbers.mean(dtype=np.float64), numbers.std(dtype=np.float64) or 1.0
 

@@ -2,36 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from stateline.errors import InputError
-from stateline.settings import check_settings
-
-_LEAST = {
-    1: (
-        "steps",
-        "patience",
-        "log_every",
-        "accumulate",
-        "keep",
-        "segment_len",
-        "loss_chunk",
-        "carry_cap",
-        "schedule_steps",
-        "decay_steps",
-        "shard",
-    ),
-    0: (
-        "weight_decay",
-        "warmup_steps",
-        "clip",
-        "max_skipped",
-        "eval_every",
-        "save_every",
-        "seed",
-        "init_seed",
-    ),
-}
+from stateline.settings import Count, Fraction, NotNegative, Positive, Settings, Share, Size
 
 _FALLING = ("linear", "cosine", "wsd")
 
@@ -43,12 +17,9 @@ _NEEDED = (
 )
 """Settings that need one of some choices of another setting."""
 
-COUNTS = (*_LEAST[1], *(name for name in _LEAST[0] if name not in ("weight_decay", "clip")))
-"""Settings that are integers."""
-
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """The optimizer, with a learning-rate schedule.
 
     Attributes:
@@ -156,68 +127,66 @@ class TrainConfig:
         InputError: If a setting is of the wrong type or out of range.
     """
 
-    steps: int = 1000
-    lr: float = 1e-3
-    ssm_lr: float | None = None
+    owner: ClassVar[str] = "the training configuration"
+
+    steps: Count = 1000
+    lr: Positive = 1e-3
+    ssm_lr: Positive | None = None
     optimizer: Literal["adamw", "adafactor", "adafactor_momentum", "muon"] = "adamw"
-    muon_lr: float | None = None
+    muon_lr: Positive | None = None
     muon_heads: bool = False
-    weight_decay: float = 0.1
+    weight_decay: NotNegative = 0.1
     decay_vectors: bool = False
     decay_all: bool = False
-    beta1: float = 0.9
-    beta2: float = 0.999
-    accumulate: int = 1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    accumulate: Count = 1
     precision: Literal["float32", "bfloat16"] = "float32"
     checkpoint_activations: bool = False
-    loss_chunk: int | None = None
+    loss_chunk: Count | None = None
     compile: bool = False
     carry_state: bool = False
-    carry_cap: int | None = None
-    segment_len: int | None = None
+    carry_cap: Count | None = None
+    segment_len: Count | None = None
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
-    schedule_steps: int | None = None
-    decay_steps: int | None = None
-    final_share: float | None = None
-    warmup_steps: int = 100
+    schedule_steps: Count | None = None
+    decay_steps: Count | None = None
+    final_share: Share | None = None
+    warmup_steps: Size = 100
     warmup_from_zero: bool = False
     warmup_overlaps: bool = False
-    clip: float = 1.0
-    max_skipped: int = 0
-    ema: float | None = None
-    log_every: int = 50
-    eval_every: int = 100
+    clip: NotNegative = 1.0
+    max_skipped: Size = 0
+    ema: Fraction | None = None
+    log_every: Count = 50
+    eval_every: Size = 100
     stop_at: float | None = None
     keep_best: bool = False
-    patience: int | None = None
-    save_every: int = 500
-    keep: int = 2
+    patience: Count | None = None
+    save_every: Size = 500
+    keep: Count = 2
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    shard: int | None = None
-    seed: int = 0
-    init_seed: int | None = None
+    shard: Count | None = None
+    seed: Size = 0
+    init_seed: Size | None = None
     freeze: str = ""
     rates: str = ""
     teacher: str | None = None
     match: Literal["logits", "mixing", "outputs", "blocks", "squares"] = "logits"
     teacher_outputs: str | None = None
-    temperature: float = 1.0
+    temperature: Positive = 1.0
 
     def __post_init__(self) -> None:
-        check_settings("the training configuration", self)
-        self._check_ranges()
+        end = self.schedule_steps or self.steps
+        if self.decay_steps is not None and self.decay_steps > end:
+            raise InputError(
+                f"decay_steps must be at most the {end} updates of the schedule, got "
+                f"{self.decay_steps}"
+            )
         if self.carry_cap is not None and not self.carry_state:
             raise InputError("carry_cap limits a carried state: set carry_state, too")
-        for name in ("lr", "ssm_lr", "muon_lr"):
-            rate = getattr(self, name)
-            if rate is not None and rate <= 0:
-                raise InputError(f"{name} must be positive, got {rate}")
         self._check_choices()
         _ = self.named_rates
-        for name in ("beta1", "beta2", "ema"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 <= rate < 1:
-                raise InputError(f"{name} must be from 0 to below 1, got {rate}")
         self._check_teacher()
         if not self.eval_every and (self.keep_best or self.patience):
             raise InputError("keep_best and patience need scores: set eval_every above 0")
@@ -250,8 +219,6 @@ class TrainConfig:
         return self.keep_best or self.patience is not None
 
     def _check_teacher(self) -> None:
-        if self.temperature <= 0:
-            raise InputError(f"temperature must be positive, got {self.temperature}")
         if self.teacher is not None and (self.carry_state or self.loss_chunk or self.segment_len):
             raise InputError(
                 "a teacher reads whole rows: leave out carry_state, segment_len and loss_chunk"
@@ -274,24 +241,3 @@ class TrainConfig:
         adafactor = self.optimizer.startswith("adafactor")
         if adafactor and (self.shard or self.parallel) not in (1, "ddp"):
             raise InputError("adafactor works with whole parameters: take parallel=ddp")
-
-    def _check_ranges(self) -> None:
-        if self.final_share is not None and not 0 <= self.final_share <= 1:
-            raise InputError(f"final_share must be from 0 to 1, got {self.final_share}")
-        end = self.schedule_steps or self.steps
-        if self.decay_steps is not None and self.decay_steps > end:
-            raise InputError(
-                f"decay_steps must be at most the {end} updates of the schedule, got "
-                f"{self.decay_steps}"
-            )
-        for least, names in _LEAST.items():
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and value < least:
-                    raise InputError(f"{name} must be at least {least}, got {value}")
-        for name in COUNTS:
-            value = getattr(self, name)
-            if value is not None and value >= 2**63:
-                raise InputError(
-                    f"{name} must be below 2**63, got a number of {value.bit_length()} bits"
-                )

@@ -76,7 +76,6 @@ class BlockStateSettings(TokenSettings):
     lift: Lift = "narrow"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         variant, ssm, lift = self.variant, self.ssm, self.lift
         if self.independent and (variant == "sh" or ssm == "s5"):
             raise InputError(

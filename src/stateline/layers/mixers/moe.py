@@ -65,7 +65,6 @@ class MoESettings(Settings):
     balance: NotNegative = 0.01
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.top_k > self.experts:
             raise InputError(
                 f"top_k must be at most experts, got top_k={self.top_k}, experts={self.experts}"

@@ -66,7 +66,6 @@ class SlidingSettings(HeadSettings):
     zeros_before: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.qk_norm is True and self.score_scale is not None:
             raise InputError("qk_norm learns the scale of the scores: leave score_scale out")
 

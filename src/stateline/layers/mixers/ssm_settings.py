@@ -39,7 +39,6 @@ class ChannelSSMSettings(Settings):
     dt_max: Positive = 1e-1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.d_state < 2 or self.d_state % 2:
             raise InputError(f"d_state must be a positive even number, got d_state={self.d_state}")
         check_steps(self.dt_min, self.dt_max)
@@ -101,7 +100,6 @@ class S5Settings(Settings):
     dt_max: Positive = 1e-1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.d_state < 2 or self.d_state % (2 * self.n_blocks):
             raise InputError(
                 "n_blocks must divide d_state into even parts, "
@@ -139,7 +137,6 @@ class DSSSettings(Settings):
     dt_max: Positive = 1e-1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.kernel == "softmax" and not self.scale:
             raise InputError(
                 "kernel='softmax' always has the scale s: take kernel='exp' or 'clip' for "
@@ -169,7 +166,6 @@ class FilterSettings(Settings):
     shift: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.n_features < 3 or self.n_features % 2 == 0:
             raise InputError(
                 f"n_features must be odd and at least 3, got n_features={self.n_features}"

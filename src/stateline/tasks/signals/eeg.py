@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from stateline.settings import Count
 from stateline.tasks.base import train_settings
 from stateline.tasks.objective import Classes, ClassMetric, Objective, Ranked
 from stateline.tasks.rows import HeldOut, Rows, RowsTask, in_frames
@@ -50,7 +51,7 @@ class EEG(RowsTask):
     target: Literal["set", "seizure"] = "set"
     metric: ClassMetric = "accuracy"
     held_out_from: int = 69
-    frame: int = 8
+    frame: Count = 8
     held_out: HeldOut = field(default="test", init=False)
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:

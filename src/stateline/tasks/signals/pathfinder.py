@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from stateline.errors import needed
+from stateline.settings import Count
 from stateline.tasks.base import generator, train_settings
 from stateline.tasks.objective import Classes, Objective
 from stateline.tasks.rows import Rows, RowsTask, in_frames
@@ -50,8 +51,8 @@ class Pathfinder(RowsTask):
         "long time before they learn anything."
     )
     training = train_settings(RowsTask, lr=1e-3)
-    batch_size: int = 32
-    frame: int = 1
+    batch_size: Count = 32
+    frame: Count = 1
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read the images of two parts."""

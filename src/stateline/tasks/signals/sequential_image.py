@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
+from stateline.settings import Count
 from stateline.tasks.base import generator
 from stateline.tasks.objective import Classes, Objective
 from stateline.tasks.rows import Rows, RowsTask, in_frames
@@ -49,9 +50,9 @@ class SequentialImage(RowsTask):
         "permuted. Scores compare only between runs on the same images."
     )
 
-    batch_size: int = 32
+    batch_size: Count = 32
     permuted: bool = False
-    frame: int = 1
+    frame: Count = 1
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read the images of two parts."""

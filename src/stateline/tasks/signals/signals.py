@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from stateline.errors import InputError
+from stateline.settings import Between, Count, Size
 from stateline.tasks.objective import Classes, Loss, Objective, Values
 from stateline.tasks.rows import HeldOut, Rows, RowsTask
 from stateline.tasks.signals.layout import (
@@ -62,7 +63,7 @@ class Signals(RowsTask):
 
     def __init__(  # noqa: PLR0913
         self,
-        seed: int = 0,
+        seed: Size = 0,
         *,
         path: str = "",
         target: str = "label",
@@ -70,11 +71,9 @@ class Signals(RowsTask):
         columns: str = "",
         normalise: bool = True,
         held_out: HeldOut = "test",
-        share: float = 0.2,
-        batch_size: int = 16,
+        share: Between = 0.2,
+        batch_size: Count = 16,
     ) -> None:
-        if not 0 < share < 1:
-            raise InputError(f"share must be above 0 and below 1, got {share}")
         self.wanted, self.loss_name = Wanted(_names(target), _names(columns)), loss
         if not self.wanted.target:
             raise InputError("target must name a column, or be next, got nothing")

@@ -4,6 +4,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from stateline.settings import Count
 from stateline.tasks.objective import Classes, Objective
 from stateline.tasks.rows import Rows, RowsTask, in_frames
 from stateline.tasks.signals.waves import read_wave
@@ -35,7 +36,7 @@ class SpeechCommands(RowsTask):
         "runs on the same words and the same number of recordings."
     )
 
-    frame: int = 16
+    frame: Count = 16
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read all recordings."""

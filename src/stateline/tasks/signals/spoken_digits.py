@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from stateline.settings import Count
 from stateline.tasks.objective import Classes, Objective
 from stateline.tasks.rows import Rows, RowsTask, in_frames
 from stateline.tasks.signals.waves import read_wave
@@ -35,8 +36,8 @@ class SpokenDigits(RowsTask):
         "patterns in raw sound, not whether it generalises to other speakers."
     )
 
-    batch_size: int = 32
-    frame: int = 8
+    batch_size: Count = 32
+    frame: Count = 8
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read all recordings."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import numpy as np
 from jaxtyping import Int
 
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import within
 from stateline.tasks.base import IGNORE
 from stateline.tasks.synthetic.stream import Episode, StreamTask
 
@@ -71,16 +71,11 @@ class Algorithm(StreamTask):
     )
 
     shortest = 8
-    variables: int = 3
-    statements: int = 100
+    variables: Annotated[int, within(1, len(_NAMES))] = 3
+    statements: Annotated[int, within(2)] = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.variables <= len(_NAMES):
-            raise InputError(
-                f"variables must be from 1 to {len(_NAMES)}, got variables={self.variables}"
-            )
-        at_least(2, statements=self.statements)
         self.names, self.least_row = _NAMES[: self.variables], self.statements
         values = (str(value + 1) for value in range(LARGEST))
         self.words = (*_OPERATIONS, ":", ";", "<", ">", _END, *self.names, *values)

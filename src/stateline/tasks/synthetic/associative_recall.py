@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import Count
 from stateline.tasks.base import ExampleTask
 
 _MAX_KEYS = 65_536
@@ -60,8 +60,8 @@ class AssociativeRecall(ExampleTask):
     solved_at = 0.97
 
     vocab_size: int = 10
-    length: int = 20
-    key_length: int = 1
+    length: Count = 20
+    key_length: Count = 1
     allow_dot: bool = False
 
     def __post_init__(self) -> None:
@@ -71,7 +71,6 @@ class AssociativeRecall(ExampleTask):
                 "vocab_size must be even and at least 4, for two special tokens and as many key "
                 f"as value tokens, got vocab_size={size}"
             )
-        at_least(1, key_length=key_length)
         self.n_key_tokens = size // 2 - 1
         self.n_keys = self.n_key_tokens ** min(key_length, 17)  # larger tables are refused anyway
         if self.n_keys > _MAX_KEYS:

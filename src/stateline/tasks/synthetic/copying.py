@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from stateline.settings import at_least
+from stateline.settings import Count
 from stateline.tasks.base import Problems
 from stateline.tasks.synthetic.strings import Examples, Numbers, StringTask
 
@@ -82,13 +82,9 @@ class Copying(CopyTask):
         "for models that have solved the training length."
     )
 
-    answer_len: int | None = None
+    answer_len: Count | None = None
     mixed: bool = False
     metric: Literal["string_accuracy", "character_accuracy"] = "string_accuracy"
-
-    def __post_init__(self) -> None:
-        at_least(1, answer_len=self.answer_len)
-        super().__post_init__()
 
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index``; with ``mixed``, of any training length."""

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import Share, at_least
 from stateline.tasks.base import IGNORE, Batch, LabelledTask, train_settings
 
 WRITE, READ, PASS = 2, 3, 4
@@ -60,16 +59,8 @@ class FlipFlop(LabelledTask):
     times = (1, 2, 4, 8)
     vocab_size = 5
     length: int = 64
-    p_ignore: float = 0.8
-    eval_p_ignore: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not all(p is None or 0 <= p <= 1 for p in (self.p_ignore, self.eval_p_ignore)):
-            raise InputError(
-                "p_ignore and eval_p_ignore must be from 0 to 1, "
-                f"got p_ignore={self.p_ignore} and eval_p_ignore={self.eval_p_ignore}"
-            )
+    p_ignore: Share = 0.8
+    eval_p_ignore: Share | None = None
 
     def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:
         """Draw rows of ``length`` tokens."""

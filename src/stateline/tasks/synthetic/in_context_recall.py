@@ -1,13 +1,14 @@
 """In-context recall: give the value of every key that was seen before, also among noise."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import Count, Fraction, within
 from stateline.tasks.base import IGNORE, Batch, LabelledTask, train_settings
 
 _MAX_KEYS = 65_536
@@ -62,21 +63,16 @@ class InContextRecall(LabelledTask):
     )
     training = train_settings(LabelledTask, lr=1e-3, weight_decay=0.1)
 
-    n_keys: int = 8
-    n_values: int = 8
-    key_length: int = 1
-    value_length: int = 1
-    noise: float = 0.0
-    n_noise: int = 16
-    length: int = 128
+    n_keys: Annotated[int, within(2)] = 8
+    n_values: Count = 8
+    key_length: Count = 1
+    value_length: Count = 1
+    noise: Fraction = 0.0
+    n_noise: Count = 16
+    length: Count = 128
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, n_keys=self.n_keys)
-        at_least(1, n_values=self.n_values, n_noise=self.n_noise)
-        at_least(1, key_length=self.key_length, value_length=self.value_length)
-        if not 0 <= self.noise < 1:
-            raise InputError(f"noise must be a share from 0 to below 1, got noise={self.noise}")
         sizes = [self.n_keys**size for size in range(1, min(self.key_length, 17) + 1)]
         if sum(sizes) > _MAX_KEYS:
             raise InputError(

@@ -1,6 +1,7 @@
 """Induction head: repeat what followed a mark."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import Count, within
 from stateline.tasks.base import ExampleTask
 
 
@@ -51,14 +52,12 @@ class InductionHead(ExampleTask):
     )
     solved_at = 0.95
 
-    vocab_size: int = 20
-    length: int = 30
-    induction_length: int = 1
-    n_triggers: int = 1
+    vocab_size: Annotated[int, within(4)] = 20
+    length: Count = 30
+    induction_length: Count = 1
+    n_triggers: Count = 1
 
     def __post_init__(self) -> None:
-        at_least(4, vocab_size=self.vocab_size)  # two special and two ordinary tokens
-        at_least(1, induction_length=self.induction_length, n_triggers=self.n_triggers)
         self.answer_len, self.least_row = self.induction_length, self.n_triggers
         self._n_places(self.length)
         super().__post_init__()

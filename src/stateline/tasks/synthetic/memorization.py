@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from stateline.settings import at_least
+from stateline.settings import Count
 from stateline.tasks.base import IGNORE, Batch, LabelledTask, generator, train_settings
 
 
@@ -46,11 +46,10 @@ class Memorization(LabelledTask):
 
     shortest = 2
     times = (1,)
-    n_keys: int = 127
+    n_keys: Count = 127
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, n_keys=self.n_keys)
         self.least_row, self.vocab_size = self.n_keys, 2 * self.n_keys + 1
         self._values = 1 + self.n_keys + generator(0, "memorization").permutation(self.n_keys)
 

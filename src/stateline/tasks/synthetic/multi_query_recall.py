@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import Count
 from stateline.tasks.base import IGNORE, Batch, LabelledTask, train_settings
 
 FILLER = 0
@@ -54,12 +54,11 @@ class MultiQueryRecall(LabelledTask):
     training = train_settings(steps=3000, lr=2e-3, schedule="linear", eval_every=100, stop_at=0.999)
 
     times = (1, 2, 4, 8)
-    n_keys: int = 64
-    n_values: int = 64
+    n_keys: Count = 64
+    n_values: Count = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, n_values=self.n_values)
         self.least_row, self.vocab_size = self.n_keys, 1 + self.n_keys + self.n_values
         self._n_pairs(self.length)
         self.eval_lengths = tuple(n for n in self.eval_lengths if n // 4 <= self.n_keys)

@@ -1,6 +1,7 @@
 """Object collision: find where particles of two colours met last."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import Count, within
 from stateline.tasks.base import IGNORE, Batch, LabelledTask
 
 STEP = 8
@@ -67,15 +68,13 @@ class ObjectCollision(LabelledTask):
         "smaller grid is learned faster. A guess is right once in four."
     )
 
-    grid: int = 16
-    n_colors: int = 5
+    grid: Annotated[int, within(2)] = 16
+    n_colors: Count = 5
     length: int = 512
 
     def __post_init__(self) -> None:
         _check_length(self.length)
         super().__post_init__()
-        at_least(2, grid=self.grid)
-        at_least(1, n_colors=self.n_colors)
         self._first_color, self._first_asked = 2 * self.grid, 2 * self.grid + self.n_colors
         self.n_inputs = 2 * (self.grid + self.n_colors)
         self.vocab_size = self.n_inputs + 4

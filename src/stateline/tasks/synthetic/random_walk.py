@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Int
 
-from stateline.settings import at_least
+from stateline.settings import Count, within
 from stateline.tasks.synthetic.stream import Episode, StreamTask
 
 FORWARD, LEFT, RIGHT, RESET = range(4)
@@ -56,14 +57,12 @@ class RandomWalk(StreamTask):
         "heading. Walls reveal the place, so in a small grid a short memory may suffice."
     )
 
-    grid: int = 8
-    reset_every: int = 400
+    grid: Annotated[int, within(2)] = 8
+    reset_every: Count = 400
     heading: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, grid=self.grid)
-        at_least(1, reset_every=self.reset_every)
         self.vocab_size = 4 + self.grid**2 * (len(_HEADINGS) if self.heading else 1)
         self.least_row = self.reset_every
         if self.reset:  # an evaluation row holds one walk; the last length scores it whole

@@ -1,12 +1,13 @@
 """Selective copying: repeat the data tokens among noise, in order."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import Count, within
 from stateline.tasks.base import IGNORE, Batch, LabelledTask
 
 NOISE = 0
@@ -50,14 +51,12 @@ class SelectiveCopying(LabelledTask):
         "right once in vocab_size - 2 answers."
     )
 
-    vocab_size: int = 16
-    n_data: int = 8
-    length: int = 64
+    vocab_size: Annotated[int, within(3)] = 16
+    n_data: Count = 8
+    length: Count = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(3, vocab_size=self.vocab_size)  # two special tokens and one of data
-        at_least(1, n_data=self.n_data)
         self._before(self.length)
 
     def _before(self, length: int) -> int:

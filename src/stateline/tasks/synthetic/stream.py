@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
-from stateline.settings import at_least
+from stateline.settings import Count
 from stateline.tasks.base import IGNORE, Batch, ConsecutiveBatch, LabelledTask, generator
 
 SEGMENTS = 64
@@ -46,15 +46,11 @@ class StreamTask(LabelledTask):
     """
 
     carries_state = True
-    length: int = 128
+    length: Count = 128
     reset: bool = False
-    episodes: int | None = None
+    episodes: Count | None = None
     _epoch: tuple[int, SegmentedRows] | None = field(default=None, init=False, repr=False)
     """Number and contents of the epoch that was read last."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, episodes=self.episodes)
 
     @abstractmethod
     def episode(self, rng: np.random.Generator) -> Episode:

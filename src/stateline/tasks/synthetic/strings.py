@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import Count, Size, at_least, within
 from stateline.tasks.base import IGNORE, Batch, GeneratedTask, Problems, generator, train_settings
 from stateline.tasks.text.corpus import eval_lengths
 
@@ -61,25 +61,21 @@ class StringTask(GeneratedTask):
     solved_at = 0.95
     training = train_settings(steps=1600, lr=4e-3, schedule="linear")
 
-    seed: int = field(default=0, kw_only=False)
-    n_letters: int = 26
-    min_len: int = 3
-    max_len: int = 10
-    context_len: int = 40
-    batch_size: int = 16
+    seed: Size = field(default=0, kw_only=False)
+    n_letters: Annotated[int, within(1, 26)] = 26
+    min_len: Count = 3
+    max_len: Count = 10
+    context_len: Count = 40
+    batch_size: Count = 16
     longest: int | None = None
     teacher_forcing: bool = False
 
     def __post_init__(self) -> None:
         n_letters, longest = self.n_letters, self.max_len
-        if not 1 <= n_letters <= 26:
-            raise InputError(f"n_letters must be from 1 to 26, got n_letters={n_letters}")
-        if not 1 <= self.min_len <= longest:
+        if self.min_len > longest:
             raise InputError(
-                "min_len must be at least 1 and at most max_len, "
-                f"got min_len={self.min_len} and max_len={longest}"
+                f"min_len must be at most max_len, got min_len={self.min_len} and max_len={longest}"
             )
-        at_least(1, batch_size=self.batch_size)
         self.vocab_size, self.train_length = n_letters + 4, longest
         self.bos, self.sep, self.eos, self.pad = range(n_letters, n_letters + 4)
         near = tuple(sorted({longest * halves // 2 for halves in (2, 3, 4, 6, 8)}))

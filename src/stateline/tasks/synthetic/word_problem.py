@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 
 from stateline.errors import InputError
+from stateline.settings import Count
 from stateline.tasks.base import Batch, LabelledTask, train_settings
 
 Permutation = tuple[int, ...]
@@ -63,7 +64,7 @@ class WordProblem(LabelledTask):
 
     group: str = "s3"
     inputs: Literal["generators", "elements"] = "generators"
-    batch_size: int = 64
+    batch_size: Count = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()

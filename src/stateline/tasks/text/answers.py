@@ -11,7 +11,7 @@ from stateline.data.examples import AnswerText, Example, ExampleReader
 from stateline.data.splits import held_out_by_hash
 from stateline.errors import InputError
 from stateline.files import sha256, user_path
-from stateline.settings import at_least
+from stateline.settings import Between, Count, Size, at_least
 from stateline.tasks.base import Batch, PackedBatch, train_settings
 from stateline.tasks.text.corpus import TextTask
 
@@ -64,23 +64,19 @@ class Answers(TextTask):
 
     def __init__(  # noqa: PLR0913
         self,
-        seed: int = 0,
+        seed: Size = 0,
         *,
         path: str = "",
         tokenizer: str = "byte",
         prompt: str = "prompt",
         answer: str = "answer",
-        length: int = 512,
-        batch_size: int = 16,
+        length: Count = 512,
+        batch_size: Count = 16,
         documents: Literal["pack", "separate"] = "pack",
-        held_out: float = 0.1,
+        held_out: Between = 0.1,
         too_long: TooLong = "refuse",
-        answered: int = 64,
+        answered: Size = 64,
     ) -> None:
-        at_least(1, length=length, batch_size=batch_size)
-        at_least(0, answered=answered)
-        if not 0 < held_out < 1:
-            raise InputError(f"held_out must be above 0 and below 1, got {held_out}")
         if not path:
             raise InputError(
                 "the task answers needs a file of examples, JSON lines with a prompt and an answer "

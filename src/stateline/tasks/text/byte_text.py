@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import Count
 from stateline.tasks.base import train_settings
 from stateline.tasks.objective import Classes, Objective
 from stateline.tasks.rows import Rows, RowsTask
@@ -44,11 +44,10 @@ class ByteText(RowsTask):
     )
     training = train_settings(RowsTask, lr=1e-3)
     vocab_size = 256
-    max_len: int = 4096
+    max_len: Count = 4096
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read all texts, and keep two parts."""
-        at_least(1, max_len=self.max_len)
         kind = "folder" if path.is_dir() else path.suffix
         if kind not in _READERS:
             raise InputError(f"the task {self.name} reads {self.layout}, got {self.path!r}")

@@ -12,7 +12,7 @@ import numpy as np
 from stateline.data.token_text import TokenText
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import Count, Size, at_least
 from stateline.tasks.base import (
     Batch,
     ConsecutiveBatch,
@@ -47,7 +47,7 @@ class TextTask(CorpusTask):
     training = train_settings(steps=600, lr=4e-3, schedule="cosine")
     documents: Documents = "join"
     carried: bool = False
-    seed: int
+    seed: Size
     _training: TokenText
     _held_out: TokenText
     _epoch: tuple[int, Segments | Stream, int] | None = None
@@ -217,15 +217,14 @@ class LongTextTask(TextTask):
             memory are scored, instead of in windows that each begin with an empty state.
     """
 
-    seed: int = field(default=0, kw_only=False)
-    length: int = 256
-    batch_size: int = 16
+    seed: Size = field(default=0, kw_only=False)
+    length: Count = 256
+    batch_size: Count = 16
     documents: Documents = "join"
     longest: int | None = None
     carried: bool = False
 
     def __post_init__(self) -> None:
-        at_least(1, length=self.length, batch_size=self.batch_size)
         self.train_length = self.length
         self.eval_lengths = eval_lengths(self.length, self.longest)
 

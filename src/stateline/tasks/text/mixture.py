@@ -13,6 +13,7 @@ import torch
 from stateline.data.corpus import INDEX
 from stateline.errors import InputError
 from stateline.files import user_path
+from stateline.settings import Count, Size
 from stateline.tasks.base import Batch, ConsecutiveBatch, CorpusTask, PackedBatch, train_settings
 from stateline.tasks.text.corpus import Documents, LongTextTask, eval_lengths
 from stateline.tasks.text.text import Text
@@ -56,10 +57,10 @@ class Mixture(CorpusTask):
     metric = "bits_per_byte"
     higher_is_better = False
     training = train_settings(steps=600, lr=4e-3, schedule="cosine")
-    seed: int = field(default=0, kw_only=False)
+    seed: Size = field(default=0, kw_only=False)
     texts: str = ""
-    length: int = 256
-    batch_size: int = 16
+    length: Count = 256
+    batch_size: Count = 16
     documents: Documents = "join"
     longest: int | None = None
     carried: bool = False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stateline.settings import at_least
+from stateline.settings import Count
 from stateline.tasks.base import train_settings
 from stateline.tasks.objective import Classes, Objective
 from stateline.tasks.rows import Rows, RowsTask
@@ -42,11 +42,10 @@ class Retrieval(RowsTask):
     about = "Half of the pairs cite each other. Titles and names of authors in both help a lot."
     training = train_settings(RowsTask, lr=1e-3)
     vocab_size = SEPARATOR + 1
-    max_len: int = 4000
+    max_len: Count = 4000
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read the files of two parts."""
-        at_least(1, max_len=self.max_len)
         files = (path / f"new_aan_pairs.{_FILES[p]}.tsv" for p in ("train", self.held_out))
         reader = partial(_read_pairs, max_len=self.max_len)
         training, scored = (self.read(file, reader) for file in files)

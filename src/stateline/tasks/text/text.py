@@ -6,6 +6,7 @@ import platform
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from stateline.data.splits import held_out_by_hash
 from stateline.data.token_text import TokenText
 from stateline.errors import InputError
 from stateline.files import text_file, user_path
-from stateline.settings import at_least
+from stateline.settings import within
 from stateline.tasks.text.corpus import LongTextTask
 
 # Not part of the library though in its folder, or not code (pydoc_data).
@@ -60,11 +61,10 @@ class Text(LongTextTask):
     vocab_size = tokenizer.vocab_size
 
     path: str | None = None
-    held_out_bytes: int = 262_144
+    held_out_bytes: Annotated[int, within(2)] = 262_144
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, held_out_bytes=self.held_out_bytes)
         library = f"standard library of Python {platform.python_version()}"
         self.source = library if self.path is None else self.path
         files = _read_files(self.path)

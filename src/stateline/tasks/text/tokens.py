@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from stateline.data.corpus import Split, open_corpus
 from stateline.data.token_text import TokenText
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
-from stateline.settings import at_least
+from stateline.settings import within
 from stateline.tasks.text.corpus import LongTextTask
 
 
@@ -34,11 +35,10 @@ class Tokens(LongTextTask):
         "are the baselines to beat. Scores compare only between runs on the same held-out text."
     )
     path: str = ""
-    held_out_tokens: int = 262_144
+    held_out_tokens: Annotated[int, within(2)] = 262_144
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, held_out_tokens=self.held_out_tokens)
         if not self.path:
             raise InputError(
                 "the task tokens needs the folder of a corpus: tokens(path=FOLDER), which "
