@@ -222,7 +222,7 @@ class TestGrid:
             ({"model": {"d_model": 4}}, "would set the width of all models: give d_model"),
             ({"model": {"nrom": "rms"}}, "nrom"),
             ({"train": {"stpes": 3}}, "unknown training setting 'stpes': did you mean 'steps'"),
-            ({"lrs": [-1.0, 1.0]}, "lr must be positive, got -1.0"),
+            ({"lrs": [-1.0, 1.0]}, "wants lr to be a finite number above 0, got -1.0"),
         ],
     )
     def test_mistakes_are_named(self, changes: dict[str, Any], message: str) -> None:

@@ -401,7 +401,7 @@ GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "te
         ({"top_p": 0}, r"\$\.top_p"),
         ({"top_k": -2}, r"\$\.top_k"),
         ({"min_p": 2}, r"\$\.min_p"),
-        ({"repetition_penalty": 0}, "repetition_penalty must be from"),
+        ({"repetition_penalty": 0}, "wants repetition_penalty to be"),
         ({"stop": ""}, r"\$\.stop"),
         ({"n": 0}, r"`int` >= 1 - at `\$\.n`"),
         ({"n": 65}, "65 states of 7 tokens"),

@@ -173,8 +173,8 @@ def test_too_many_skipped_updates_in_a_row_end_the_run(
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"ema": 1.0}, "ema must be from 0 to below 1, got 1.0"),
-        ({"patience": 0}, "patience must be at least 1, got 0"),
+        ({"ema": 1.0}, "wants ema to be a finite number from 0 to below 1 or none"),
+        ({"patience": 0}, "wants patience to be int of at least 1 or none, got 0"),
         ({"patience": 2, "eval_every": 0}, "need scores: set eval_every above 0"),
     ],
 )

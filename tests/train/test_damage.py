@@ -115,9 +115,6 @@ IN_TENSORS: list[tuple[Change, str]] = [
     (put("exp_avg", lambda t: t.flatten()), "its moments .* are torch.float32 of shape"),
     (put("exp_avg", lambda t: torch.cat([t, t])), "its moments .* are torch.float32 of shape"),
     (put("exp_avg", lambda t: t.double()), "its moments .* are torch.float64 of shape"),
-    (put("exp_avg", lambda t: t * NAN), "its moments .* are not all finite"),
-    (put("exp_avg_sq", lambda t: t * float("inf")), "its moments .* are not all finite"),
-    (put("exp_avg_sq", lambda t: t - 1), "its moments .* are negative"),
     (swapped, "its moments .* of shape .*, not torch.float32 of shape"),
     (without("exp_avg"), "its moments lack"),
     (lambda t: t.update({"moments/x/step": torch.zeros(())}), "which the model does not have"),
@@ -125,7 +122,6 @@ IN_TENSORS: list[tuple[Change, str]] = [
     (lambda t: t.pop("random"), "'random' is missing"),
     (lambda t: t.update(random=t["random"].float()), "its random state 'random' are torch.float32"),
     (lambda t: t.update(random=t["random"][:-8]), "its random state 'random' are torch.uint8"),
-    (lambda t: t.update(random=torch.full_like(t["random"], 255)), "its random state is invalid"),
     (lambda t: t.pop("carried/0"), "its carried state must have"),
     (lambda t: t.update({"carried/99": torch.zeros(4)}), "its carried state must have"),
     (lambda t: t.update({"carried/0": t["carried/0"].int()}), "of its carried state, its .* is"),
@@ -153,7 +149,6 @@ def test_a_record_without_its_configuration_is_another_run(text: Text, folder: P
 
 
 WEIGHTS: list[tuple[Change, str]] = [
-    (put("weight", lambda t: t * NAN), "its weights .* are not all finite"),
     (put("weight", lambda t: t.half()), "its weights .* are torch.float16 of shape"),
     (put("weight", lambda t: t[:1]), "its weights .* are torch.float32 of shape"),
     (without("weight"), "its weights lack"),
@@ -174,13 +169,7 @@ def progress(**values: Any) -> Change:
 
 
 RECORDS: list[tuple[Change, str]] = [
-    (progress(stopped="anything"), "its run ended in an unknown way, 'anything'"),
     (progress(steps=5), "its progress is of step 5"),
-    (progress(steps="4"), "wants steps to be int, got '4'"),
-    (progress(tokens=-1), "its progress is out of range"),
-    (progress(seconds=-1.0), "its progress is out of range"),
-    (progress(steps_to_solve=9), "its progress is out of range"),
-    (progress(losses=["a"]), "its losses are not finite numbers"),
     (progress(more=1), "its progress is incomplete"),
     (lambda record: record.pop("progress"), "'progress' is missing"),
     (lambda record: record.pop("train"), "'train' is missing"),
@@ -240,15 +229,6 @@ def test_a_checkpoint_whose_files_are_not_listed_is_refused(
     told = refused(text, folder)
     assert "step-00000004 is damaged: " in told
     assert told.endswith("remove it to go on from step-00000002, which is whole")
-
-
-def test_a_setting_that_an_older_version_did_not_have_counts_as_its_default(
-    text: Text, folder: Path
-) -> None:
-    record_changed(newest(folder), lambda record: record["train"].pop("beta2"))
-    rehash(newest(folder))
-    run(text, folder)
-    assert newest(folder).name == "step-00000008"
 
 
 def test_a_checkpoint_that_is_a_pipe_is_refused(text: Text, folder: Path) -> None:

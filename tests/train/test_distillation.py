@@ -250,7 +250,7 @@ def test_settings_of_a_teacher_need_one() -> None:
     for settings in ({"match": "outputs"}, {"temperature": 2.0}, {"teacher_outputs": "kept"}):
         with pytest.raises(InputError, match="set teacher, too"):
             TrainConfig(**settings)
-    with pytest.raises(InputError, match="temperature must be positive"):
+    with pytest.raises(InputError, match="wants temperature to be a finite number above 0"):
         TrainConfig(teacher="it", temperature=0.0)
     with pytest.raises(InputError, match="a teacher reads whole rows"):
         TrainConfig(teacher="it", loss_chunk=8)

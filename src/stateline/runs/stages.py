@@ -225,7 +225,8 @@ def distil(
     for step in plan.steps():
         check_writable(step.folder / RESULT)
         run = stored_run(step.folder)
-        if run is None or not _is_done(run, step.job.training):
+        training = dataclasses.asdict(step.job.training)
+        if run is None or run.stopped not in COMPLETE or run.training != training:
             run = run_single(
                 step.job,
                 step.folder,
@@ -244,12 +245,6 @@ def distil(
         if run.stopped not in COMPLETE:
             break
     return done
-
-
-def _is_done(run: RunRecord, training: TrainConfig) -> bool:
-    """Whether a result completes a run; settings that it lacks had their defaults."""
-    before = {**dataclasses.asdict(TrainConfig()), **run.training}
-    return run.stopped in COMPLETE and before == dataclasses.asdict(training)
 
 
 def student_record(done: Sequence[Done]) -> RunRecord:

@@ -54,8 +54,8 @@ class Metrics:
             operations of ``forward``, as ``stateline info`` counts them, without recomputation)
             divided by the rate of matrix products of the same precision, measured when training
             starts.
-        gradient_norm: Norm of the whole gradient of the last update, before clipping; lines of
-            older versions have none.
+        gradient_norm: Norm of the whole gradient of the last update, before clipping, if it was
+            not skipped.
         skipped: Updates that were skipped so far, since a number was not finite.
     """
 

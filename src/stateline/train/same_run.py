@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from stateline.errors import InputError
@@ -44,31 +44,19 @@ def settings_that_count(config: TrainConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name not in FREE}
 
 
-def difference(
-    record: Mapping[str, Any],
-    defined_by: Mapping[str, Any],
-    model: ModelConfig,
-    config: TrainConfig,
-) -> str:
+def difference(record: Mapping[str, Any], defined_by: Mapping[str, Any]) -> str:
     """The first setting that differs in a checkpoint's record, in words; empty if none does.
 
-    A run may be continued for more steps. Settings that an older version did not have count as
-    their defaults.
+    A run may be continued for more steps.
 
     Args:
         record: The record.
         defined_by: What defines the run, as plain data.
-        model: Configuration of its model.
-        config: Its training.
 
     Raises:
         KeyError: If the record lacks what defines the run.
     """
-    defaults: dict[str, Any] = {"train": _defaults(config)}
-    run = defined_by["run"]
-    if isinstance(run, dict) and "model" in run:
-        defaults["run"] = {"model": _defaults(model)}
-    before = _filled({name: record[name] for name in defined_by}, defaults)
+    before = {name: record[name] for name in defined_by}
     now = json.loads(json.dumps(defined_by))
     if _planned(before) <= _planned(now):
         now["train"]["steps"] = before["train"]["steps"]
@@ -94,29 +82,11 @@ def check_alike(runs: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _defaults(settings: Any) -> dict[str, Any]:
-    """Settings of a dataclass that have a default, as plain data."""
-    plain: dict[str, Any] = {}
-    for field in fields(settings):
-        if field.default is not MISSING:
-            plain[field.name] = field.default
-        elif field.default_factory is not MISSING:
-            plain[field.name] = field.default_factory()
-    return {k: v for k, v in plain.items() if k not in FREE}
-
-
 def _planned(run: Any) -> float:
     """The planned number of updates, where it is recorded."""
     train = run.get("train") if isinstance(run, dict) else None
     steps = train.get("steps") if isinstance(train, dict) else None
     return steps if isinstance(steps, int) else math.inf
-
-
-def _filled(before: Any, defaults: Any) -> Any:
-    """Plain data with the defaults of settings that it lacks."""
-    if not isinstance(before, dict) or not isinstance(defaults, Mapping):
-        return before
-    return {**defaults, **{k: _filled(v, defaults.get(k)) for k, v in before.items()}}
 
 
 def _difference(
