@@ -139,7 +139,7 @@ def _in_training(model: AnyModel, config: TrainConfig) -> Iterator[None]:
 
 
 class Trainer:
-    """A run in progress."""
+    """A run in progress; what :func:`prepared` has ``opened`` for it is closed at its end."""
 
     def __init__(
         self,
@@ -149,8 +149,8 @@ class Trainer:
         processes: Processes,
         folder: Path | None,
         run: Any,
-        teacher: Teacher | None,
-        opened: ExitStack,
+        teacher: Teacher | None = None,
+        opened: ExitStack | None = None,
     ) -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise InputError(
@@ -166,7 +166,7 @@ class Trainer:
         if config.keep_best and folder is None:
             raise InputError("keep_best keeps a checkpoint: give a folder")
         self.model, self.task, self.config = model, task, config
-        self.processes, self.folder, self.opened = processes, folder, opened
+        self.processes, self.folder, self.opened = processes, folder, opened or ExitStack()
         if run is None and folder is not None:
             run = identity(task, model.config)
         self.defined_by = {"run": run, "train": settings_that_count(config)}
