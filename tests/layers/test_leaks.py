@@ -1,14 +1,23 @@
 """Layers with a planted leak each, of numbers that are not finite: the law must find it."""
 
-from typing import Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from stateline.layers import SequenceLayer
+from stateline.layers import NOT_CAUSAL, AnyLayer, SequenceLayer
 from stateline.layers.law import check_layer
+from stateline.layers.law.case import Case
+from stateline.layers.law.containment import nothing_leaks
+from stateline.models.build import build_stack
+from stateline.models.config import ModelConfig
+from stateline.ops import containment, use_backend
+from tests.layers.test_modes import PATTERNS
 
+CLAUSE = "inf and NaN stay in their document"
 WIDTH, KEPT = 3, 0.5
 
 
@@ -39,21 +48,29 @@ class Memory(SequenceLayer[Tensor]):
 
 
 class MultipliesAtStarts(Memory):
+    """Zero times the state where a document begins."""
+
     def begun(self, state: Tensor, begins: Tensor) -> Tensor:
         return state * ~begins
 
 
 class DecaysToZeroAtStarts(Memory):
+    """A decay of exp(-1e9) where a document begins."""
+
     def begun(self, state: Tensor, begins: Tensor) -> Tensor:
         return state * begins.to(state.dtype).mul(-torch.inf).nan_to_num(0.0, neginf=-1e9).exp()
 
 
 class MixesRows(Memory):
+    """Zero times the other rows."""
+
     def following(self, state: Tensor, x: Tensor) -> Tensor:
         return KEPT * state + x + 0 * x.sum(dim=0)
 
 
 class MultipliesTheGradient(Memory):
+    """Selects forward; the gradient of the state is multiplied by zero."""
+
     def begun(self, state: Tensor, begins: Tensor) -> Tensor:
         return _Begun.apply(state, begins)
 
@@ -72,13 +89,15 @@ class _Begun(torch.autograd.Function):
 
 
 class AddsZeroTimesTheRow(Memory):
+    """Zero times all tokens, later ones and those of other documents."""
+
     def forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
         y, after = super().forward_chunk(x, state, starts)
         return y + 0.0 * x.sum(dim=1, keepdim=True), after
 
 
 class Whole(Memory):
-    """Computes all tokens at once."""
+    """All tokens by one product with a matrix that is zero between documents, and above."""
 
     def forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
         y, after = super().forward_chunk(x, state, starts)
@@ -99,6 +118,8 @@ class Whole(Memory):
 
 
 class ByFourier(Whole):
+    """One transform of all tokens, later ones, too; documents as above."""
+
     def sums(self, x: Tensor, state: Tensor, starts: Any) -> Tensor:
         if starts is not None or not x.shape[1]:
             return super().sums(x, state, starts)
@@ -110,6 +131,8 @@ class ByFourier(Whole):
 
 
 class ReadsTheLast(Memory):
+    """Zero times the last token, backwards in time, constant to gradients."""
+
     def forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
         y, after = super().forward_chunk(x, state, starts)
         return y + 0 * x[:, -1:].detach(), after
@@ -129,13 +152,82 @@ class SubtractsSums(Whole):
 
 
 class ScalesByTheRow(Memory):
+    """Divides by the largest entry of a row, and multiplies by it again."""
+
     def forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
         y, after = super().forward_chunk(x, state, starts)
         largest = x.detach().abs().amax(dim=(1, 2), keepdim=True) + 1 if x.shape[1] else 1.0
         return y / largest * largest, after
 
 
-LEAKS = [
+class MultipliesWhatAChunkBeginsWith(Memory):
+    """Selects in a chunk; zero times the state that it begins with."""
+
+    def forward_chunk(self, x: Tensor, state: Tensor, starts: Any = None) -> tuple[Tensor, Tensor]:
+        if starts is not None and x.shape[1]:
+            later = starts.mask.clone()
+            later[:, 0] = False
+            state, starts = state * ~starts.mask[:, :1], SimpleNamespace(mask=later)
+        return super().forward_chunk(x, state, starts)
+
+
+class MixesRowsInSteps(Memory):
+    """Zero times the other rows, in decoding alone."""
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        y, after = super().step(x, state)
+        return y + 0 * x.sum(dim=0), after
+
+
+class MixesRowsInStepsInPlace(Memory):
+    """Zero times the other rows, in the state of steps in place alone."""
+
+    def step_(self, x: Tensor, state: Tensor) -> Tensor:
+        y, after = super().step(x, state)
+        state.copy_(after + 0 * x.sum(dim=0))
+        return y
+
+
+class OutputState(NamedTuple):
+    """State of the core, and its last output."""
+
+    core: Tensor
+    last: Tensor
+
+
+class AddsThePrevious(SequenceLayer[OutputState]):
+    """A wrapper: adds its core's previous output, of the same document."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+        self.core = Memory()
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> OutputState:
+        state = self.core.init_state(batch_size)
+        return OutputState(state, state.clone())
+
+    def forward_chunk(
+        self, x: Tensor, state: OutputState, starts: Any = None
+    ) -> tuple[Tensor, OutputState]:
+        y, core = self.core.forward_chunk(x, state.core, starts=starts)
+        outputs = torch.cat([state.last[:, None], y], dim=1)
+        previous = outputs[:, :-1]
+        if starts is not None:
+            previous = self.begun(previous, starts.mask[..., None])
+        return y + previous, OutputState(core, outputs[:, -1].clone())
+
+    def begun(self, previous: Tensor, begins: Tensor) -> Tensor:
+        return previous.masked_fill(begins, 0.0)
+
+
+class WrapperMultiplies(AddsThePrevious):
+    """Zero times what a wrapper remembers, where a document begins."""
+
+    def begun(self, previous: Tensor, begins: Tensor) -> Tensor:
+        return previous * ~begins
+
+
+LEAKS: list[Callable[[], AnyLayer]] = [
     MultipliesAtStarts,
     DecaysToZeroAtStarts,
     MixesRows,
@@ -146,20 +238,43 @@ LEAKS = [
     ReadsTheLast,
     SubtractsSums,
     ScalesByTheRow,
+    MultipliesWhatAChunkBeginsWith,
+    MixesRowsInSteps,
+    MixesRowsInStepsInPlace,
+    WrapperMultiplies,
 ]
 
 
-def broken(layer: SequenceLayer[Tensor]) -> list[str]:
+def broken(layer: AnyLayer) -> list[str]:
     report = check_layer(layer, chunks=(4, 2, 3), length=0)
     return [finding.clause for finding in report.findings if not finding.ok]
 
 
-def test_a_layer_that_selects_is_right() -> None:
-    assert broken(Memory()) == []
+@pytest.mark.parametrize("layer", [Memory, AddsThePrevious])
+def test_a_layer_that_selects_is_right(layer: Callable[[], AnyLayer]) -> None:
+    assert broken(layer()) == []
 
 
-@pytest.mark.parametrize("leak", LEAKS)
-def test_the_law_finds_a_leak_that_finite_numbers_do_not_show(leak: type[Memory]) -> None:
-    found = broken(leak())
-    assert found
-    assert all("inf and NaN stay in their document" in clause for clause in found)
+def test_the_law_finds_fourteen_leaks_that_finite_numbers_do_not_show() -> None:
+    found = {leak: broken(leak()) for leak in LEAKS}
+    assert len(found) == 14
+    assert all(found.values())
+    assert all(CLAUSE in clause for clauses in found.values() for clause in clauses)
+
+
+SELECT = {"aft", "channel_mixing", "feed_forward", "feedback", "lstm", "moe", "slstm"}
+"""Layers whose own code selects, on PyTorch's backend."""
+
+
+@pytest.mark.slow
+def test_the_law_finds_the_leak_of_each_layer_whose_ops_do_not_contain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(containment, "_is_finite", lambda _: True)
+    tight = set[str]()
+    with use_backend("torch"):
+        for name in PATTERNS.keys() - NOT_CAUSAL:
+            layer = build_stack(ModelConfig(PATTERNS[name], vocab_size=2, d_model=8)).double()
+            case = Case(layer.eval(), layer.example_input(2, 9), (4, 2, 3), torch.float64)
+            tight |= {name} if all(finding.ok for finding in nothing_leaks(case)) else set()
+    assert tight == SELECT

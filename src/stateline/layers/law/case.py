@@ -79,11 +79,11 @@ class Case:
         """Another random input."""
         return example_input(self.layer, batch_size, length, self.dtype)
 
-    def warm(self) -> State:
+    def warm(self, capacity: int = 0) -> State:
         """State after the first chunk of another sequence, so that nothing is zero."""
         other = self.example(self.x.shape[0], self.chunks[0])
         with torch.no_grad():
-            return self.layer.forward_chunk(other, self.init())[1]
+            return self.layer.forward_chunk(other, self.init(capacity=capacity))[1]
 
 
 def example_input(layer: AnyLayer, batch_size: int, length: int, dtype: torch.dtype) -> Tensor:

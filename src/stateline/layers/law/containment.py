@@ -10,6 +10,7 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.layers.law.case import Case, finite
 from stateline.layers.law.report import Finding, explained
+from stateline.layers.state import State, copied
 
 VALUES = (math.inf, math.nan)
 
@@ -29,12 +30,16 @@ def nothing_leaks(case: Case) -> Iterator[Finding]:
     place = length // 2  # the document around it begins one before and ends one after
     starts = torch.zeros(case.x.shape[:2], dtype=torch.bool, device=device)
     starts[:, [place - 1, place + 2]] = True
-    begun = case.warm()
+    begun = case.warm(capacity=length)
     runs: dict[str, Run] = {
         "forward": case.layer,
         "forward with starts": partial(case.layer, starts=starts),
         "forward_chunk": lambda x: case.layer.forward_chunk(x, begun)[0],
         "forward_chunk with starts": lambda x: case.layer.forward_chunk(x, begun, starts=starts)[0],
+        "two chunks with starts, cut inside the document": _cut(case, begun, starts, place + 1),
+        "two chunks with starts, cut behind the document": _cut(case, begun, starts, place + 2),
+        "step": lambda x: case.by_steps(x, begun)[0],
+        "step_": lambda x: case.by_steps_in_place(x, copied(begun)),
     }
     weight = torch.randn_like(case.layer(case.x))
     outputs, gradients = dict[str, float](), dict[str, float]()
@@ -49,6 +54,8 @@ def nothing_leaks(case: Case) -> Iterator[Finding]:
                 found = run(_spoilt(case.x, [place, -1], value))
             told = f"{value} reaches what must not see it in {verb}"
             outputs[told + _where(found, wanted, kept)] = _error(found, wanted, kept)
+        if verb.startswith("step"):  # in place, there are no gradients
+            continue
         wanted = _gradient(run, case.x, weight * apart[..., None])
         found = _gradient(run, _spoilt(case.x, [place], math.inf), weight * apart[..., None])
         told = f"inf reaches gradients of other rows or documents in {verb}"
@@ -58,6 +65,19 @@ def nothing_leaks(case: Case) -> Iterator[Finding]:
         gradients[told] = _error(found, wanted, apart)
     yield _worst("inf and NaN stay in their document", outputs, case.limit)
     yield _worst("gradients: inf and NaN stay in their document", gradients, case.limit)
+
+
+def _cut(case: Case, begun: State, starts: Tensor, place: int) -> Run:
+    """Two chunks, of which the second begins with the state that the first one leaves."""
+
+    def run(x: Tensor) -> Tensor:
+        outputs, state = [], begun
+        for part in (slice(None, place), slice(place, None)):
+            y, state = case.layer.forward_chunk(x[:, part], state, starts=starts[:, part])
+            outputs.append(y)
+        return torch.cat(outputs, dim=1)
+
+    return run
 
 
 def _refuses(case: Case) -> bool:
