@@ -114,10 +114,9 @@ def contained(see: Callable[..., Reach] = reach) -> Callable[[Callable[P, T]], C
                 return result
             if torch._C._are_functorch_transforms_active():
                 return result
-            spoilt = None
-            if not _is_finite(y):
-                call = _Call(signature, see, args, keywords)
-                if call.spoilt.any():
+            spoilt, call = None, _Call(signature, see, args, keywords)
+            if not _is_finite(y) or (y.requires_grad and call.hides):
+                if call.hides or call.spoilt.any():
                     spoilt, result = call.spoilt, call.with_zeros(function)
                     y = result[0] if isinstance(result, tuple) else result
             if y.requires_grad:
@@ -265,6 +264,12 @@ class _Call:
                 own = wrong.flatten(axes).any(-1) if wrong.ndim > axes else wrong
                 bad[part.kind] |= own if part.kind != "state" else own[..., None]
         return bad
+
+    @cached_property
+    def hides(self) -> bool:
+        """Whether no output need show what a state holds, but gradients of factors would."""
+        before = (part.value for part in self.parts if part.kind in BEFORE)
+        return self.values.get("starts") is not None and not all(map(_is_finite, before))
 
     @cached_property
     def spoilt(self) -> Bool[Tensor, "*batch output"]:
