@@ -81,7 +81,15 @@ def check(kind: str, value: float) -> None:
     def chunk(x: Tensor) -> Tensor:
         return layer.forward_chunk(x, begun, starts=starts)[0]
 
-    for run in (whole, chunk):
+    def chunks(x: Tensor) -> Tensor:
+        """The spoilt document ends the first chunk."""
+        outputs, state = [], begun
+        for part in (slice(None, BORDERS[0][1]), slice(BORDERS[0][1], None)):
+            y, state = layer.forward_chunk(x[:, part], state, starts=starts[:, part])
+            outputs.append(y)
+        return torch.cat(outputs, dim=1)
+
+    for run in (whole, chunk, chunks):
         earlier, document = others(PLACE, BORDERS[0][1]), others(*BORDERS[0])
         same(run(spoilt(x, value)), run(x), earlier)
         for kept in (earlier, document):

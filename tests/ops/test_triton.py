@@ -21,6 +21,8 @@ from packaging.version import Version
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from stateline.models.build import build_stack
+from stateline.models.config import ModelConfig
 from stateline.ops import (
     DiagonalWeights,
     H3Weights,
@@ -29,6 +31,7 @@ from stateline.ops import (
     fft_conv,
     short_conv,
     short_conv_stepper,
+    use_backend,
 )
 from stateline.ops.op import OPS
 from tests.ops.flat import (
@@ -535,6 +538,79 @@ def test_what_is_not_finite_stays_in_its_document(op: str, monkeypatch: pytest.M
     spoilt_gradient[0, place] = math.nan
     found = gradients(inputs, spoilt_gradient)
     same(found[1:], wanted[1][1][1:], *[others] * len(signals))
+
+
+ALONE = [
+    "gated_conv",
+    "h3(d_state=2)",
+    "hyena",
+    "long_conv",
+    "mamba(d_state=2)",
+    "rg_lru(n_heads=1)",
+    "s4d(d_state=2)",  # its op is the only one of diagonal_ssm, dss and gss, too
+    "ladder(gated_conv)",
+    "parallel(gated_conv)",
+    "shared(gated_conv)",
+    "staircase(gated_conv)",
+    "state_passing(gated_conv)",
+    "value_residual(gated_conv)",
+]
+"""Layers and wrappers whose ops all run on these kernels."""
+
+BESIDE = [
+    "block_state(n_heads=1)",
+    "gated_delta_net(n_heads=1)",
+    "kimi_delta_attention(n_heads=1)",
+    "mamba2",
+    "slstm(n_heads=1)",
+]
+"""Layers with other ops, too, which contain what is not finite on the CPU alone."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETED, reason="their interpreter is on the CPU, as the other ops are")
+@pytest.mark.parametrize("pattern", ALONE + BESIDE)
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered")
+def test_layers_keep_what_is_not_finite_in_its_document(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in two chunks: one document ends where the first does, another goes on in the second."""
+    if pattern in ALONE:
+        monkeypatch.setattr(containment, "_is_finite", lambda _: True)
+    torch.manual_seed(0)
+    layer = build_stack(ModelConfig(pattern, vocab_size=2, d_model=2)).eval()
+    x, places = torch.randn(2, 9, 2), [4, 5]
+    sizes = [6, 3] if "gated_conv" in pattern else [9]  # the interpreter is slow
+    starts = torch.zeros(2, 9, dtype=torch.bool)
+    starts[[0, 0, 1, 1], [3, 6, 5, 8]] = True
+    others, earlier = torch.ones(2, 2, 9, dtype=torch.bool)
+    others[0, 3:6] = others[1, 5:8] = earlier[0, 4:6] = earlier[1, 5:8] = False
+    of_outputs = normal(2, 9, 2, seed=1)
+
+    def run(x: Tensor, of_outputs: Tensor) -> tuple[Tensor, Tensor]:
+        x, outputs, state = x.clone().requires_grad_(), [], layer.init_state(2)
+        for chunk, begins in zip(x.split(sizes, 1), starts.split(sizes, 1), strict=True):
+            y, state = layer.forward_chunk(chunk, state, starts=begins)
+            outputs.append(y)
+        y = torch.cat(outputs, dim=1)
+        return y.detach(), torch.autograd.grad(y, x, of_outputs)[0]
+
+    def spoilt(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[[0, 1], places] = torch.tensor([[math.inf], [math.nan]])
+        return x
+
+    def same(found: Tensor, wanted: Tensor, kept: Tensor) -> None:
+        torch.testing.assert_close(found[kept], wanted[kept], rtol=1e-4, atol=1e-5)
+
+    with use_backend("triton"):
+        y, gradient = run(x, of_outputs * others[..., None])
+        found, found_gradient = run(spoilt(x), of_outputs * others[..., None])
+        _, of_spoilt = run(x, spoilt(of_outputs))
+    same(found, y, earlier)
+    assert not found[[0, 1], places].isfinite().all(dim=1).any()
+    same(found_gradient, gradient, others)
+    same(of_spoilt, gradient, others)
 
 
 U, DT, A, B, C, STATE = scan_case(3, states=257)
