@@ -1,7 +1,7 @@
 """Every public function for whole models in the modes in which programs call it.
 
-The matrix: 21 functions here and 45 layers and wrappers in tests/layers/test_modes.py, in ten modes
-each; the gradients of layers in six.
+The matrix: 21 functions here and 45 layers and wrappers in tests/layers/test_modes.py, in 12 modes
+each; the gradients of layers in seven.
 """
 
 import copy

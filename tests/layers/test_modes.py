@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stateline.layers import ATTENTION_WRAPPERS, LAYERS, WRAPPERS
 from stateline.models.build import build_stack
@@ -43,6 +44,43 @@ def default_dtype(value: torch.dtype) -> Any:
     return setting(torch.get_default_dtype, torch.set_default_dtype, value)
 
 
+ATEN = torch.ops.aten
+FACTORS = {
+    **dict.fromkeys((ATEN.mm.default, ATEN.bmm.default, ATEN.mv.default, ATEN.dot.default), (0, 1)),
+    **dict.fromkeys((ATEN.addmm.default, ATEN.baddbmm.default, ATEN.addmv.default), (1, 2)),
+}
+"""Matrix products, and which of their arguments are factors."""
+
+
+class RoundedProducts(TorchDispatchMode):
+    """Rounds factors of products in float32 as TF32 does, to eleven bits, and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors: list[list[Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = list(args)
+        places = FACTORS.get(func, ())
+        if places and given[places[0]].dtype == torch.float32:
+            self.factors.append([given[place].clone() for place in places])
+            for place in places:
+                bits = given[place].contiguous().view(torch.int32)
+                given[place] = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+        return func(*given, **(kwargs or {}))
+
+
+@contextmanager
+def tf32() -> Iterator[RoundedProducts]:
+    """The flag of CUDA, and what it does there."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        with RoundedProducts() as products:
+            yield products
+    finally:
+        torch.set_float32_matmul_precision("highest")  # the flag, too
+
+
 MODES: dict[str, tuple[Callable[[], Any], float]] = {
     "grad": (torch.enable_grad, EXACT),
     "no_grad": (torch.no_grad, EXACT),
@@ -50,7 +88,9 @@ MODES: dict[str, tuple[Callable[[], Any], float]] = {
     "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), ROUNDED),
     "high": (lambda: matmul_precision("high"), ROUNDED),
     "medium": (lambda: matmul_precision("medium"), ROUNDED),
+    "TF32": (tf32, ROUNDED),
     "default float64": (lambda: default_dtype(torch.float64), EXACT),
+    "default float16": (lambda: default_dtype(torch.float16), EXACT),
     "default bfloat16": (lambda: default_dtype(torch.bfloat16), EXACT),
     "default device": (lambda: torch.device("meta"), EXACT),
     "deterministic": (
@@ -108,7 +148,8 @@ def gradients(layer: Any, x: Tensor) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize(
-    "mode", ["grad", "high", "medium", "default float64", "default bfloat16", "default device"]
+    "mode",
+    ["grad", "high", "medium", "TF32", "default float64", "default bfloat16", "default device"],
 )
 @pytest.mark.parametrize("name", PATTERNS)
 def test_gradients_keep_their_precision_in_every_mode(name: str, mode: str) -> None:

@@ -115,10 +115,10 @@ def contained(see: Callable[..., Reach] = reach) -> Callable[[Callable[P, T]], C
             if torch._C._are_functorch_transforms_active():
                 return result
             spoilt, call = None, _Call(signature, see, args, keywords)
-            if not _is_finite(y) or (y.requires_grad and call.hides):
-                if call.hides or call.spoilt.any():
-                    spoilt, result = call.spoilt, call.with_zeros(function)
-                    y = result[0] if isinstance(result, tuple) else result
+            shown = not _is_finite(y) and call.spoilt.any()
+            if shown or (y.requires_grad and call.hides):
+                spoilt, result = call.spoilt, call.with_zeros(function)
+                y = result[0] if isinstance(result, tuple) else result
             if y.requires_grad:
                 held = _Call(signature, see, *_each(_Held, (args, keywords)))
                 _watch(held, y, () if y is result else result[1:])

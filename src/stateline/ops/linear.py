@@ -52,6 +52,17 @@ def linear(
     return product(x, weight, bias)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def rounds_products() -> bool:
+    """Whether PyTorch may round factors of matrix products: TF32, or bfloat16 on a CPU.
+
+    ``torch.get_float32_matmul_precision`` is an error where the newer settings were used, too.
+    """
+    levels: list[Any] = [torch.backends, torch.backends.cuda.matmul]
+    levels.append(torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    return any(level.fp32_precision not in ("none", "ieee") for level in levels)
+
+
 def is_small(x: Tensor, d_out: int, positions: int, least: int) -> bool:
     """Whether a map to ``d_out`` entries is too small for another library or a kernel."""
     entries = x.numel()

@@ -14,6 +14,7 @@ from stateline.layers.mixers.finite_filter import FiniteFilter
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import FilterSettings, LongConvSettings
 from stateline.ops.dispatch import own_precision
+from stateline.ops.linear import rounds_products
 from stateline.settings import Count
 
 _SLOWEST, _FASTEST = 1.5, 0.3
@@ -148,21 +149,10 @@ def _network(
     matrix products in float32 to fewer digits, they are computed in float64.
     """
     dtype = w_out.dtype
-    if dtype == torch.float32 and _rounds_products():
+    if dtype == torch.float32 and rounds_products():
         given = (features, w_in, b_in, w_hidden, b_hidden, w_out, frequency)
         return _network(*(t.double() for t in given)).to(dtype)
     h = torch.sin(frequency * F.linear(features, w_in, b_in))
     for weight, bias in zip(w_hidden, b_hidden, strict=True):
         h = torch.sin(frequency * F.linear(h, weight, bias))
     return F.linear(h, w_out)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _rounds_products() -> bool:
-    """Whether PyTorch may round factors of matrix products: TF32, or bfloat16 on a CPU.
-
-    ``torch.get_float32_matmul_precision`` is an error where the newer settings were used, too.
-    """
-    levels: list[Any] = [torch.backends, torch.backends.cuda.matmul]
-    levels.append(torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    return any(level.fp32_precision not in ("none", "ieee") for level in levels)

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from stateline.ops.diagonal_ssm import DiagonalWeights
 from stateline.ops.diagonal_ssm.reference import stepper_of
 from stateline.ops.fft_conv import fft_conv
+from stateline.ops.linear import rounds_products
 from stateline.ops.planes import conjugate, exponential, multiply, powers_of, precise, real_rows
 from stateline.ops.scan import diagonal_scan
 
@@ -91,10 +92,15 @@ def _readout(
     inner: Float[Tensor, "#channel mode inner 2"],
     outer: Float[Tensor, "#channel mode outer 2"],
 ) -> Float[Tensor, "*batch channel length"]:
-    r"""Signal :math:`2\,\mathrm{Re} \sum_n w_n a_n^t` for all t that the two tables cover."""
+    r"""Signal :math:`2\,\mathrm{Re} \sum_n w_n a_n^t` for all t that the two tables cover.
+
+    It is a filter, so it is exact also where PyTorch rounds the factors of products.
+    """
     scaled = 2 * multiply(weight[..., None, :], outer)
     left = torch.cat(conjugate(scaled).unbind(-1), dim=-2).mT  # (*batch, channel, outer, 2 mode)
     right = torch.cat(inner.unbind(-1), dim=-2)  # (channel, 2 mode, inner)
+    if rounds_products():
+        return (precise(left) @ precise(right)).flatten(-2).to(left.dtype)
     return (left @ right).flatten(-2)
 
 
