@@ -69,18 +69,24 @@ def test_every_stage_is_a_run_and_a_second_start_trains_nothing(
 
 
 @pytest.mark.slow
-def test_a_teacher_that_has_changed_makes_another_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("changed", "stage", "what"),
+    [("teacher", "1-logits", "model"), ("out/1-logits", "2-task", "model")],
+)
+def test_a_stage_that_began_from_other_weights_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: str, stage: str, what: str
 ) -> None:
     make_teacher(tmp_path / "teacher")
-    assert distilled(tmp_path, *arguments(tmp_path, "logits(steps=2)")) == 0
-    model = load_any(tmp_path / "teacher")
+    given = arguments(tmp_path, "logits(steps=2) task(steps=1)")
+    assert distilled(tmp_path, *given) == 0
+    model = load_any(tmp_path / changed)
     with torch.no_grad():
         next(model.parameters()).add_(1)
-    save_model(model, tmp_path / "teacher")
-    (tmp_path / "out" / "1-logits" / "result.json").unlink()
-    assert distilled(tmp_path, *arguments(tmp_path, "logits(steps=2)")) == 2
-    assert "comes from a run with other settings: teacher" in capsys.readouterr().err
+    save_model(model, tmp_path / changed)
+    capsys.readouterr()
+    assert distilled(tmp_path, *given) == 2
+    said = capsys.readouterr().err
+    assert f"{stage} has begun from another {what} than it would now" in said
 
 
 @pytest.mark.cpu

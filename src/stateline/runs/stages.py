@@ -1,6 +1,7 @@
 """Distillation in stages: each is a run, which starts from the model of the stage before."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,9 @@ import torch
 from msgspec.structs import replace
 
 from stateline.errors import InputError, check_choice
-from stateline.files import check_writable, to_yaml, write_text
+from stateline.files import check_writable, read_json_object, to_yaml, write_text
 from stateline.generate.hugging_face import HUGGING_FACE
-from stateline.generate.runs import load_any_run, read_model_config
+from stateline.generate.runs import load_any_run, read_model_config, weights_hash
 from stateline.models.config import ModelConfig
 from stateline.models.factory import meta_model
 from stateline.models.language_model import LanguageModel
@@ -38,6 +39,9 @@ TASK = "task"
 
 STAGES = (*get_args(get_type_hints(TrainConfig)["match"]), TASK)
 """Names of stages: what is compared with the teacher, or ``task``."""
+
+START = "start.json"
+"""Name of the file with hashes of what a stage began from."""
 
 TEACHER = "teacher"
 """Name of the teacher in results, and of the folder of its scores."""
@@ -224,6 +228,7 @@ def distil(
     done = list[Done]()
     for step in plan.steps():
         check_writable(step.folder / RESULT)
+        processes.on_main(partial(_check_start, step))
         run = stored_run(step.folder)
         training = dataclasses.asdict(step.job.training)
         if run is None or run.stopped not in COMPLETE or run.training != training:
@@ -245,6 +250,24 @@ def distil(
         if run.stopped not in COMPLETE:
             break
     return done
+
+
+def _check_start(step: Step) -> None:
+    """Raise InputError if the run in a step's folder began from something else than it would now.
+
+    The stages before may have been trained further, and the teacher or the texts may have changed.
+    """
+    job, path = step.job, step.folder / START
+    now = {"model": weights_hash(job.init), "teacher": job.teacher, "data": job.data}
+    before = read_json_object(path, "start of a stage") if path.exists() else now
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise InputError(
+                f"the stage in {step.folder} has begun from another {name} than it would now: "
+                "delete its folder and those of later stages, or choose another with --out"
+            )
+    step.folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(now) + "\n")
 
 
 def student_record(done: Sequence[Done]) -> RunRecord:
