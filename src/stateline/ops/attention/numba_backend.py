@@ -14,16 +14,13 @@ from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat, of_token, output, strided
 from stateline.ops.numba_common.vector import LANES
 
-LEAST, QUERIES, NARROW, NARROW_SSE = 1 << 20, 64, 8, 16
-"""Plain attention is faster by this kernel than by PyTorch's with heads of at most ``NARROW``
-entries, or with at least ``LEAST`` products and ``QUERIES`` queries (on SSE, only with heads of at
-most ``NARROW_SSE`` entries). Attention with masks is always faster.
+NARROW = 8
+"""Entries of a head that fill a vector of AVX2. The vectors of PyTorch's kernel lie along them, so
+that with fewer it computes padding; here they lie along queries."""
 
-Time of an update of two layers by PyTorch's kernel, divided by the time by this one, on Zen 5, as
-AVX2 and as SSE (examples/kernel_gains.py). 64 queries: heads of 8 entries 1.48, 1.32 and 1.23;
-heads of 16 entries 1.11, 1.02 and 1.03. 256 queries, heads of 32 entries: 1.34 and 1.14. 512
-queries, heads of 64 entries: 1.40 and 1.16. On SSE, wider heads are slower.
-"""
+QUERIES, LEAST = 64, 1 << 20
+"""Queries that fill the vectors of a task, and products that take longer than its start: from both
+on, scores that stay in registers gain with vectors of eight numbers (examples/kernel_gains.py)."""
 
 FEW_QUERIES = 4
 """Up to this many queries, vectors lie along the entries of a head."""
@@ -53,7 +50,7 @@ def gains(function: str, *inputs: Any) -> bool:
         return True
     (batch, length, heads, d), slots = inputs[0].shape, inputs[1].shape[1]
     many = length >= QUERIES and batch * length * heads * d * slots >= LEAST
-    return d <= NARROW or (many and (LANES > 4 or d <= NARROW_SSE))
+    return d <= NARROW or (LANES > 4 and many)
 
 
 def _can_step(*inputs: Any) -> str:

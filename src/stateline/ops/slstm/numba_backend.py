@@ -17,10 +17,9 @@ WORK = 0.3
 """Nanoseconds per token and entry of R, to decide whether to use threads."""
 
 MOST_ROWS, MOST = 4, 2048 if LANES == 4 else 1024
-"""The kernels are faster than PyTorch's products of matrices up to this number of rows, or up to
-this number of rows times width. By ``examples/kernel_gains.py`` (Zen 5, one thread), an update of
-``slstm*2`` is 2.8 times faster with one row of 256 tokens at width 256, 2.1 times with four rows of
-128 at width 128, and 1.3 times with four heads and sixteen rows of 128 at width 64."""
+"""The kernels are faster than PyTorch's products of matrices up to this number of rows, where the
+matrix is read for few, or up to this number of rows times width, where its products are too small
+to pay for a call (examples/kernel_gains.py)."""
 
 
 can_use = launch.can_run
