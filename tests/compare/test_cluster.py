@@ -182,9 +182,12 @@ def test_a_job_that_cannot_be_run_gives_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gpus_per_job": -1}, "gpus_per_job must be at least 0, got gpus_per_job=-1"),
-        ({"cpus_per_job": 0}, "cpus_per_job must be at least 1, got cpus_per_job=0"),
-        ({"retries": -1}, "retries must be at least 0, got retries=-1"),
+        (
+            {"gpus_per_job": -1},
+            "Ray wants gpus_per_job to be a finite number of at least 0 or none",
+        ),
+        ({"cpus_per_job": 0}, "Ray wants cpus_per_job to be int of at least 1, got 0"),
+        ({"retries": -1}, "Ray wants retries to be int of at least 0, got -1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -50,7 +50,7 @@ def test_without_submitit_it_is_said_how_to_install_it(
 
 
 def test_numbers_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match="cpus_per_job must be at least 1, got cpus_per_job=0"):
+    with pytest.raises(InputError, match="Slurm wants cpus_per_job to be int of at least 1, got 0"):
         Slurm(cpus_per_job=0)
 
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from stateline.compare.news import News
 from stateline.reports.format import count, words
-from stateline.runs.initial import told_start
+from stateline.runs.initial import start_in_words
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord, SpeedRecord
 from stateline.train.metrics import Metrics
@@ -86,7 +86,7 @@ class _Lines(News):
         self.say(count(jobs, "run") + (f", {done} of them done before" if done else ""))
 
     def initial(self, job: Job) -> None:
-        self.say(f"{job.task} | {job.label}: {told_start(job.model, job.init)}")
+        self.say(f"{job.task} | {job.label}: {start_in_words(job.model, job.init)}")
 
     def starting(self, workers: int) -> None:
         self.state(f"starting {count(workers, 'worker')}")

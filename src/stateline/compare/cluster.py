@@ -25,7 +25,7 @@ from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
 from stateline.runs.start import begin
 from stateline.runs.train import run_job
-from stateline.settings import at_least
+from stateline.settings import Count, NotNegative, Settings, Size
 from stateline.tasks import Task
 from stateline.train.folder import found
 from stateline.train.metrics import Metrics
@@ -36,7 +36,7 @@ SECONDS_BETWEEN_NEWS = 0.5
 
 
 @dataclass(frozen=True)
-class Ray:
+class Ray(Settings):
     """Trains on a Ray cluster.
 
     Args:
@@ -53,14 +53,10 @@ class Ray:
     """
 
     address: str | None = None
-    gpus_per_job: float | None = None
-    cpus_per_job: int = 1
-    retries: int = 3
+    gpus_per_job: NotNegative | None = None
+    cpus_per_job: Count = 1
+    retries: Size = 3
     mirror: Mirror | None = None
-
-    def __post_init__(self) -> None:
-        at_least(0, gpus_per_job=self.gpus_per_job, retries=self.retries)
-        at_least(1, cpus_per_job=self.cpus_per_job)
 
     @contextmanager
     def open(self, folder: Path, tasks: Mapping[str, Task], news: News) -> Iterator[Running]:  # noqa: ARG002

@@ -22,7 +22,7 @@ from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
 from stateline.runs.start import begin
 from stateline.runs.train import run_job
-from stateline.settings import at_least
+from stateline.settings import Count, NotNegative, Settings
 from stateline.tasks import Task
 from stateline.train.processes import Processes
 
@@ -30,7 +30,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 
 @dataclass(frozen=True)
-class Slurm:
+class Slurm(Settings):
     """Trains on a Slurm cluster.
 
     Args:
@@ -44,14 +44,12 @@ class Slurm:
         InputError: If a number is out of range, or ``gpus_per_job`` is no whole number.
     """
 
-    gpus_per_job: float | None = None
-    cpus_per_job: int = 1
+    gpus_per_job: NotNegative | None = None
+    cpus_per_job: Count = 1
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cluster: str = "slurm"
 
     def __post_init__(self) -> None:
-        at_least(0, gpus_per_job=self.gpus_per_job)
-        at_least(1, cpus_per_job=self.cpus_per_job)
         if (gpus := self.gpus_per_job or 0) % 1:
             raise InputError(
                 f"gpus_per_job must be a whole number with --engine slurm, got {gpus:g}"

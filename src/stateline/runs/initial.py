@@ -151,11 +151,11 @@ def _offered(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dic
     return found
 
 
-def in_short(names: Sequence[str]) -> str:
-    """Names of weights; those of several layers once.
+def listed(names: Sequence[str]) -> str:
+    """Names of weights in one line; a weight of several layers stands once, with their numbers.
 
     Example:
-        >>> in_short(["stack.layers.1.layer.skip", "stack.layers.3.layer.skip", "head.bias"])
+        >>> listed(["stack.layers.1.layer.skip", "stack.layers.3.layer.skip", "head.bias"])
         'stack.layers.1,3.layer.skip, head.bias'
     """
     layers: dict[str, list[str]] = {}
@@ -167,9 +167,9 @@ def in_short(names: Sequence[str]) -> str:
     return ", ".join(f"stack.layers.{','.join(n)}.{part}" if n[0] else part for part, n in parts)
 
 
-def told_start(config: ModelConfig, folder: str) -> str:
+def start_in_words(config: ModelConfig, folder: str) -> str:
     """What a model of ``config`` takes from the model in a folder, in words."""
-    new = in_short(new_tensors(config, read_model_config(folder))) or "none"
+    new = listed(new_tensors(config, read_model_config(folder))) or "none"
     return f"starting from the weights in {folder}; new weights: {new}"
 
 

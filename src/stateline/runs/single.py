@@ -10,7 +10,7 @@ from stateline.files import check_writable, read_yaml, write_text
 from stateline.generate.runs import weights_hash
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
-from stateline.runs.initial import as_in_folder, check_tokenizer, told_start
+from stateline.runs.initial import as_in_folder, check_tokenizer, start_in_words
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord
 from stateline.runs.start import begin
@@ -154,7 +154,7 @@ def _begin(
         if resume:
             tell(f"no checkpoint in {folder}: training from the beginning")
         if job.init:
-            tell(told_start(job.model, job.init))
+            tell(start_in_words(job.model, job.init))
         return
     tell(f"continuing from {kept[-1]}")
 
