@@ -48,6 +48,13 @@ def memory(pid: int) -> float:
     return pages * 4096 / 2**20
 
 
+def kept(url: str) -> float:
+    """MiB of the kept states in the server's memory."""
+    with urllib.request.urlopen(f"{url.removesuffix('/v1')}/metrics") as answer:
+        found = re.search(r'state_bytes{where="memory"} (\S+)', answer.read().decode())
+    return 0.0 if found is None else float(found[1]) / 2**20
+
+
 def client(
     url: str, model: LanguageModel, seed: int, end: float, counts: Counter[str], wrong: list[str]
 ) -> None:
@@ -75,19 +82,29 @@ def client(
 
 
 def soak(url: str, model: LanguageModel, pid: int, minutes: float) -> None:
-    """Four clients at once."""
-    counts, wrong, before = Counter[str](), list[str](), memory(pid)
-    end = time.monotonic() + 60 * minutes
-    given = (end, counts, wrong)
+    """Four clients at once; memory every minute."""
+    counts, wrong, begin = Counter[str](), list[str](), time.monotonic()
+    given = (begin + 60 * minutes, counts, wrong)
     clients = [threading.Thread(target=client, args=(url, model, n, *given)) for n in range(4)]
     for one in clients:
         one.start()
-    for one in clients:
-        one.join()
+    while any(one.is_alive() for one in clients):
+        print(
+            f"{(time.monotonic() - begin) / 60:4.1f} minutes, {sum(counts.values()):6,} requests: "
+            f"{memory(pid):.0f} MiB, of which kept states have {kept(url):.0f}",
+            flush=True,
+        )
+        clients[0].join(60)
+        for one in clients if time.monotonic() > given[0] else ():
+            one.join()
     print(
         f"{sum(counts.values()):,} requests in {minutes:g} minutes: {dict(sorted(counts.items()))}"
     )
-    print(f"memory {before:.0f} MiB before, {memory(pid):.0f} MiB after; wrong: {wrong or 'none'}")
+    print(
+        f"memory {memory(pid):.0f} MiB, of which kept states have {kept(url):.0f}; "
+        f"wrong: {wrong or 'none'}",
+        flush=True,
+    )
 
 
 def beside(url: str, length: int, count: int) -> None:
@@ -119,7 +136,9 @@ def beside(url: str, length: int, count: int) -> None:
     )
 
 
-def main(pattern: str, width: int, minutes: float, length: int, short: int) -> None:
+def main(
+    pattern: str, width: int, minutes: float, length: int, short: int, state_memory: int
+) -> None:
     """Serve a model in a process of its own."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -128,6 +147,7 @@ def main(pattern: str, width: int, minutes: float, length: int, short: int) -> N
         save_model(model, Path(folder) / "model")
         command = [sys.executable, "-m", "stateline", "serve", f"{folder}/model", "--port", "0"]
         command += ["--device", "cpu", "--max_seconds", "3600"]
+        command += ["--state_memory", str(state_memory)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
@@ -145,4 +165,5 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--length", type=int, default=1_000_000)
     parser.add_argument("--short", type=int, default=20)
+    parser.add_argument("--state_memory", type=int, default=256, help="MiB of kept states")
     main(**vars(parser.parse_args()))

@@ -119,13 +119,14 @@ def test_greedy_texts_are_equal(prompt: str, released: Released) -> None:
 
 
 def test_the_tokenizers_are_the_same(released: Released) -> None:
-    different = [
-        text
-        for text in TEXTS
-        if released.tokenizer.encode(text).tolist() != released.words(text)["input_ids"]
-        or released.tokenizer.decode(ids := released.words(text)["input_ids"])
-        != released.words.decode(ids)
-    ]
+    ours, words, different = released.tokenizer, released.words, []
+    for text in TEXTS:
+        ids, prompt = words(text, add_special_tokens=False)["input_ids"], words(text)["input_ids"]
+        if prompt[:2] == [words.bos_token_id] * 2 and text.startswith(words.bos_token):
+            prompt = prompt[1:]  # a text that has the token at its beginning needs no other
+        read = ours.encode(text).tolist(), ours.prompt(text).tolist(), ours.decode(prompt)
+        if read != (ids, prompt, words.decode(prompt)):
+            different.append(text)
     log.info("%s: %d texts, different: %d", released.folder.name, len(TEXTS), len(different))
     assert not different
 

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from stateline.errors import InputError
 from stateline.generate import PrefixStates, Sampling, SessionState, generate, prefill
 from stateline.layers import nbytes
+from stateline.layers.state import leaves_of
 from stateline.models.language_model import LanguageModel
 
 Build = Callable[..., LanguageModel]
@@ -293,3 +294,11 @@ def test_hashes_are_computed_by_pieces(build: Build, monkeypatch: pytest.MonkeyP
     assert list(states.pieces([*TEXT, 1])) == [0] * (len(TEXT) // 10) + [1]
     again = states.read(TEXT)
     assert (again.key, again.reused) == (whole.key, len(TEXT))
+
+
+def test_kept_states_hold_no_more_memory_than_they_say(build: Build) -> None:
+    states = PrefixStates(build("attention(position=rope) h3"))
+    for length in (1, 2, 3000):
+        state = states.read([1] * length).state
+        held = sum(leaf.untyped_storage().nbytes() for leaf in leaves_of(state))
+        assert held == nbytes(state), length

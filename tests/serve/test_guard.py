@@ -1,20 +1,23 @@
 """Limits of the HTTP side: slow and half-open connections, hosts, bytes, and time while reading."""
 
 import json
+import math
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from stateline.generate import PrefixStates
-from stateline.serve import Limits, Row
+from stateline.generate import PrefixStates, prefixes
+from stateline.serve import Limits, Row, reading
 from stateline.serve import run as run_module
-from stateline.serve.reading import Prompt, Reader
+from stateline.serve.reading import LEAST, READ_AT_ONCE, TURN, Prompt, Reader
 from tests.serve.running import Client, app_of, opinionated, running
 
 pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.cpu]
@@ -180,12 +183,13 @@ def test_time_runs_from_the_arrival_also_while_a_prompt_is_read_or_waits(
             assert (status, b"was not read within 0.5 seconds" in body) == (503, True)
 
 
-def test_prompts_are_read_in_turns_the_shortest_first() -> None:
+def test_prompts_are_read_in_turns_the_shortest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: 0.0))
     kept = PrefixStates(MODEL, every=16)
     reader = Reader(kept, Limits())
     lengths = [5000, 300, 2600, 20]
     for number, length in enumerate(lengths):
-        prompt = Prompt([Row([number] * length)], time.monotonic() + 600)
+        prompt = Prompt([Row([number] * length)], math.inf)
         reader.waiting.append(prompt)
     order, turns = list[int](), 0
     while reader.waiting or reader.reading:
@@ -193,7 +197,7 @@ def test_prompts_are_read_in_turns_the_shortest_first() -> None:
         turns += 1
         order += [len(prompt.tokens) for prompt in reader.take(0, 0)]
         if turns == 2:
-            reader.waiting.append(Prompt([Row([9] * 10)], time.monotonic() + 600))
+            reader.waiting.append(Prompt([Row([9] * 10)], math.inf))
     assert order == [20, 300, 10, 2600, 5000]
 
 
@@ -206,7 +210,7 @@ def test_while_texts_are_decoded_reading_takes_half_of_the_time() -> None:
             yield 1024
 
     long = Prompt([Row([1] * 10)], time.monotonic() + 600)
-    long.reading = slow()
+    long.reading, long.left = slow(), 1 << 20
     reader.reading.append(long)
     list(reader.read(1, 1))
     left = long.left
@@ -219,6 +223,50 @@ def test_while_texts_are_decoded_reading_takes_half_of_the_time() -> None:
     time.sleep(0.06)
     list(reader.read(1, 1))
     assert long.left < left
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_piece_has_as_many_tokens_as_the_model_reads_in_a_turn(
+    scored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, now, read = opinionated("h3(d_state=8)"), 0.0, list[int]()
+
+    def slow(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any, **more: Any) -> Any:
+            nonlocal now
+            read.append(next(one for one in given if isinstance(one, torch.Tensor)).shape[1])
+            now += read[-1] * cost
+            return call(*given, **more)
+
+        return called
+
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: now))
+    if scored:
+        monkeypatch.setattr(model, "forward_chunk", slow(model.forward_chunk))
+    else:
+        monkeypatch.setattr(prefixes, "extend", slow(prefixes.extend))
+    reader = Reader(PrefixStates(model), Limits())
+
+    def read_of(length: int) -> list[int]:
+        reader.waiting.append(Prompt([Row([length % 256] * length, scored=scored)], math.inf))
+        read.clear()
+        times = []
+        while reader.waiting or reader.reading:
+            begin = now
+            assert not list(reader.read(0, 0))
+            times.append(now - begin)
+        assert sum(read) == length - 1
+        assert max(times[1:]) <= 2 * max(TURN, LEAST * cost)
+        return read
+
+    cost = 1e-5  # seconds for a token
+    assert max(read_of(5001)) == READ_AT_ONCE
+    cost = TURN / 200
+    assert max(read_of(3000)[1:]) == 128
+    cost = TURN
+    assert max(read_of(300)[1:]) == LEAST
+    cost = 1e-5
+    assert max(read_of(5001)) == READ_AT_ONCE
 
 
 @pytest.mark.slow

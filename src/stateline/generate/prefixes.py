@@ -1,7 +1,7 @@
 """States that are kept under the hash of what was read, so that nothing is read twice."""
 
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from logging import getLogger
@@ -155,11 +155,15 @@ class PrefixStates:
 
     @torch.inference_mode()
     def pieces(
-        self, tokens: Sequence[int] | Int[Tensor, "_"], after: bytes | None = None, salt: str = ""
+        self,
+        tokens: Sequence[int] | Int[Tensor, "_"],
+        after: bytes | None = None,
+        salt: str = "",
+        most: Callable[[], int] = lambda: PREFILL_CHUNK,
     ) -> Generator[int, None, Read]:
         """As :meth:`read`, but stops after each piece and yields its number of tokens.
 
-        A piece has at most 1,024 tokens, which are read, or ``HASHED_AT_ONCE``, which are only
+        A piece has at most ``most()`` tokens, which are read, or ``HASHED_AT_ONCE``, which are only
         hashed: for these, 0 is yielded. Texts share states only with texts of the same ``salt``.
         """
         ids = torch.as_tensor(tokens, dtype=torch.int64, device="cpu")
@@ -186,10 +190,10 @@ class PrefixStates:
                 self._keep(keys[1], state)
         while done < len(ids):
             free = self.every - (state.length - 1) % self.every
-            piece = ids[done : done + min(free, PREFILL_CHUNK)]
+            piece = ids[done : done + min(free, most())]
             state = extend(self._decoder.ready, state, piece[None])
             if self._decoder.is_stale() or self._start != weights:  # changed since the last piece
-                return (yield from self.pieces(tokens, after, salt))
+                return (yield from self.pieces(tokens, after, salt, most))
             done += len(piece)
             if done in keys:
                 self._keep(keys[done], state)

@@ -122,7 +122,8 @@ def extend(
     fed = torch.cat([state.token[:, None], tokens[:, :-1]], dim=1)
     for chunk in fed.split(PREFILL_CHUNK, dim=1):
         after = model.forward_chunk(chunk, after, keep=0)[1]
-    return SessionState(after, tokens[:, -1], state.random, state.seen.scatter(1, tokens, True))
+    last = tokens[:, -1].clone()  # a view would hold all tokens as long as the state
+    return SessionState(after, last, state.random, state.seen.scatter(1, tokens, True))
 
 
 def seeded(state: SessionState, seed: int) -> SessionState:
@@ -156,7 +157,7 @@ def device_of(model: LanguageModel) -> torch.device:
 
 def first_token(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionState:
     """The state of texts of one token, without a seed."""
-    token = token.to(device_of(model))
+    token = token.to(device_of(model), copy=True)  # a view would hold all tokens of a text
     rows = len(token)
     seen = torch.zeros(rows, model.config.vocab_size, dtype=torch.bool, device=token.device)
     random = torch.zeros(rows, 3, dtype=torch.int64, device=token.device)

@@ -228,9 +228,12 @@ class Service:
                 raise HTTPException(413, f"a request may have at most {self.limits.body} bytes")
             if self.bodies > self.limits.bodies:
                 raise BusyError("the server holds too many bytes of requests: ask again later")
-        given = decode(b"".join(parts), kind)
+        return await asyncio.to_thread(self._rows_of, b"".join(parts), kind)
+
+    def _rows_of(self, body: bytes, kind: Any) -> tuple[Any, list[list[Row]]]:
+        given = decode(body, kind)
         self._check_name(given.model)
-        return given, await asyncio.to_thread(given.rows, self.tokenizer)
+        return given, given.rows(self.tokenizer)
 
     def _check_name(self, name: str) -> None:
         if name != self.name:

@@ -7,7 +7,7 @@ one with the least left to read.
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,13 @@ from stateline.models.likelihood import log_probabilities
 from stateline.serve.rows import LateError, Limits, LogProbs, Row
 
 READ_AT_ONCE = 1024
-"""Prompt tokens that are read between two steps of the rows that decode."""
+"""Largest number of prompt tokens that are read between two steps of the rows that decode."""
+
+TURN = 0.2
+"""Seconds after which no further piece is read between two steps; a piece takes at most as long."""
+
+LEAST = 16
+"""Tokens that a piece may have, however long they take."""
 
 LOGITS_AT_ONCE = 1 << 24
 """Logits that are computed at once for the log-probabilities of a prompt."""
@@ -32,6 +38,25 @@ class Scored(NamedTuple):
 
     read: Read
     log_probs: tuple[LogProbs, ...] = ()
+
+
+class Pace:
+    """The largest power of two of tokens that a model reads in ``TURN`` seconds, as measured."""
+
+    def __init__(self) -> None:
+        self._tokens = 4 * LEAST
+
+    def __call__(self) -> int:
+        """The largest number of tokens of the next piece."""
+        return self._tokens
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Note how long a piece took: after a slow one pieces are shorter, after a fast longer."""
+        if tokens and seconds > TURN:
+            fits = int(tokens * TURN / seconds)
+            self._tokens = max(LEAST, min(self._tokens, 1 << fits.bit_length() >> 1))
+        elif tokens == self._tokens and seconds < TURN / 2:
+            self._tokens = min(READ_AT_ONCE, 2 * tokens)
 
 
 @dataclass(eq=False)
@@ -74,6 +99,7 @@ class Reader:
         waiting: Prompts that have no room yet, in the order of their arrival.
         reading: Prompts that are read.
         ready: Prompts that wait for their place among the rows.
+        pace: How many tokens a piece may have.
     """
 
     prefixes: PrefixStates
@@ -81,6 +107,7 @@ class Reader:
     waiting: deque[Prompt] = field(default_factory=deque)
     reading: list[Prompt] = field(default_factory=list)
     ready: deque[Prompt] = field(default_factory=deque)
+    pace: Pace = field(default_factory=Pace)
     _rest: float = 0.0
 
     def __len__(self) -> int:
@@ -142,9 +169,9 @@ class Reader:
             one.new_tokens = new
         prompt.left = len(prompt.tokens)
         if row.scored:
-            prompt.reading = scored(model, prompt.tokens, row.log_probs or 0)
+            prompt.reading = scored(model, prompt.tokens, row.log_probs or 0, self.pace)
         else:
-            prompt.reading = _unscored(self.prefixes, prompt)
+            prompt.reading = _unscored(self.prefixes, prompt, self.pace)
 
     def read(self, decoding: int, largest: int) -> Iterator[tuple[Prompt, Exception]]:
         """Read pieces of prompts, and return those that failed, with their errors.
@@ -158,31 +185,33 @@ class Reader:
         """
         begin, budget = time.monotonic(), READ_AT_ONCE
         resting = decoding > 0 and begin < self._rest
-        while budget > 0:
+        while budget > 0 and time.monotonic() < begin + TURN:
             yield from self._admit(decoding, largest)
             some = (p for p in self.reading if p.fresh or not resting)
             prompt = min(some, key=lambda p: (p.turns, p.left), default=None)
             if prompt is None:
                 break
             try:
-                budget -= self._turn(prompt)
+                budget -= self._turn(prompt, begin + TURN)
             except Exception as error:
                 self.reading.remove(prompt)
                 yield prompt, error
         now = time.monotonic()
         self._rest = self._rest if resting else now + (now - begin)
 
-    def _turn(self, prompt: Prompt) -> int:
+    def _turn(self, prompt: Prompt, end: float) -> int:
         """Read pieces, and return their tokens; a piece that is only hashed counts as a turn."""
         assert prompt.reading is not None
         prompt.fresh, read = False, 1
         try:
-            while read < READ_AT_ONCE:
+            while read < READ_AT_ONCE and (time.monotonic() < end or prompt.left <= 1):
+                begin = time.monotonic()
                 tokens = next(prompt.reading)
+                self.pace.took(tokens, time.monotonic() - begin)
                 prompt.left -= tokens
                 read += tokens or READ_AT_ONCE
-        except StopIteration as end:
-            prompt.found = end.value
+        except StopIteration as end_of_text:
+            prompt.found = end_of_text.value
             self.reading.remove(prompt)
             self.ready.append(prompt)
         prompt.turns += 1
@@ -236,13 +265,17 @@ class Reader:
         yield from ((prompt, late) for prompt in gone if prompt.rows)
 
 
-def _unscored(prefixes: PrefixStates, prompt: Prompt) -> Generator[int, None, Scored]:
+def _unscored(
+    prefixes: PrefixStates, prompt: Prompt, most: Callable[[], int]
+) -> Generator[int, None, Scored]:
     row = prompt.rows[0]
-    return Scored((yield from prefixes.pieces(prompt.tokens, row.after, row.salt)))
+    return Scored((yield from prefixes.pieces(prompt.tokens, row.after, row.salt, most)))
 
 
 @torch.inference_mode()
-def scored(model: LanguageModel, tokens: Sequence[int], top: int) -> Generator[int, None, Scored]:
+def scored(
+    model: LanguageModel, tokens: Sequence[int], top: int, most: Callable[[], int]
+) -> Generator[int, None, Scored]:
     """Read a text from its beginning and score its tokens; yields as ``PrefixStates.pieces``."""
     ids = torch.as_tensor(tokens, dtype=torch.int64)[None]
     model.check_tokens(ids)
@@ -254,14 +287,15 @@ def scored(model: LanguageModel, tokens: Sequence[int], top: int) -> Generator[i
         start.model,
         [LogProbs(int(ids[0, 0]), None, ())],
     )
-    size = max(1, min(READ_AT_ONCE, LOGITS_AT_ONCE // model.config.vocab_size))
-    pairs = zip(ids[:, :-1].split(size, 1), ids[:, 1:].split(size, 1), strict=True)
-    for fed, wanted in pairs if len(tokens) > 1 else ():
-        logits, after = model.forward_chunk(fed, after)
-        found += log_probs(Choice(wanted[0], logits[0]), [top] * wanted.shape[1])
-        yield wanted.shape[1]
+    done, largest = 0, max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    while done < len(tokens) - 1:
+        wanted = ids[0, done + 1 :][: min(most(), largest)]
+        logits, after = model.forward_chunk(ids[:, done : done + len(wanted)], after)
+        found += log_probs(Choice(wanted, logits[0]), [top] * len(wanted))
+        done += len(wanted)
+        yield len(wanted)
     seen = start.seen.scatter(1, ids, True)
-    state = start._replace(model=after, token=ids[:, -1], seen=seen)
+    state = start._replace(model=after, token=ids[:, -1].clone(), seen=seen)
     return Scored(Read(state, b"", 0), tuple(found))
 
 
