@@ -260,7 +260,7 @@ def test_a_piece_has_as_many_tokens_as_the_model_reads_in_a_turn(
         return read
 
     cost = 1e-5  # seconds for a token
-    assert max(read_of(5001)) == READ_AT_ONCE
+    assert max(read_of(5000)) == READ_AT_ONCE
     cost = TURN / 200
     assert max(read_of(3000)[1:]) == 128
     cost = TURN
