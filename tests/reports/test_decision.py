@@ -47,15 +47,17 @@ def test_five_questions_are_answered_by_the_gallery(gallery):
     best = decided(gallery)
     assert best["Word problem", "64"].best == "lstm"
     assert best["Associative recall", "80"].best == "lstm+attention"
-    small = decided(gallery, "state<=64KiB")
-    assert small["Copying", "8"].best == "h3"
-    assert small["Copying", "8"].sure == "clearly best within the budget (6 seeds)"
-    assert small["Copying", "8"].following.startswith(
-        "beyond the budget: “h3+attention” 0.995 (0.011 better), 99.9 KiB at 256 tokens, 20 MiB at "
+    assert best["Text", "2,048"].best == "lstm+attention"
+    small = decided(gallery, "state@65536<=64KiB")
+    assert small["Text", "2,048"].best == "lstm"
+    assert small["Text", "2,048"].sure == "clearly best within the budget (6 seeds)"
+    assert small["Text", "2,048"].following.startswith(
+        "beyond the budget: “lstm+attention” 2.203 (0.031 better), 1.5 MiB at 4,096 tokens, 24 MiB"
     )
+    assert small["Copying", "8"].best == "h3"
     assert small["Associative recall", "80"].best == "lstm"
     alone = decided(gallery, "state<=1KiB")["Associative recall", "80"]
-    assert (alone.best, alone.sure) == ("lstm", "no other is within the budget (6 seeds)")
+    assert (alone.best, alone.sure) == ("lstm", "no other is within the budget (5 seeds)")
     none = decided(gallery, "state<=100")
     assert {row.sure for row in none.values()} == {"no model is within the budget"}
     assert {row.best for row in none.values()} == {""}
@@ -65,7 +67,7 @@ def test_five_questions_are_answered_by_the_gallery(gallery):
 
 
 QUESTIONS = re.findall(
-    r"^\| Which [^|]*\| ([^|]*) \| ([^|]*) at (\d\d?) \| ([^|]*) \|$",
+    r"^\| Which [^|]*\| ([^|]*) \| ([^|]*) at (\d\d?|2,048) \| ([^|]*) \|$",
     Path("docs/commands/report.md").read_text().replace("| |", "|  |"),
     re.MULTILINE,
 )
@@ -89,8 +91,21 @@ def test_the_questions_at_4096_tokens_have_the_answers_of_the_documentation():
         assert f" | {asked} | Associative recall at 4096 | {best} |".replace("|  |", "| |") in page
 
 
+def test_the_models_of_the_gallery_have_equal_updates(gallery):
+    for task in gallery.tasks:
+        (steps,) = {run.steps for run in gallery.runs if run.task == task.spec}
+        assert steps >= 300
+
+
+def test_whether_two_models_differ_and_what_it_took_stands_in_the_table_of_pairs(gallery):
+    recall = answers(gallery).every[0]
+    (row,) = [own for own in pair_rows(recall) if own.pair == "“h3” against “s4d”"]
+    assert row.difference == "+0.118"
+    assert re.fullmatch(r"told apart after 6 seeds each, [\d.]+ min of training", row.verdict)
+
+
 def test_the_sizes_of_the_gallery_are_equal(gallery):
-    for task in ("associative_recall", "copying", "word_problem"):
+    for task in ("associative_recall", "copying", "word_problem", "text"):
         sizes = [run.parameters for run in gallery.runs if run.task.startswith(task)]
         assert max(sizes) <= 1.1 * min(sizes)
 
@@ -123,9 +138,9 @@ def test_what_is_best_within_a_budget_may_still_be_a_guess(gallery):
     row = decided(gallery, "state<=64KiB")["Copying", "16"]
     assert row.best == ""
     assert row.sure == (
-        "no model within the budget is better than a guess: “h3” has 0.000, a guess 0.002"
+        "no model within the budget is better than a guess: “h3” has 0.000, a guess 0.000"
     )
-    assert row.following.startswith("beyond the budget: “attention” 0.090 (0.090 better), 5 of 6")
+    assert row.following.startswith("beyond the budget: “attention” 0.121 (0.121 better), 4 of 6")
 
 
 def test_of_equal_scores_the_smallest_state_is_taken(make):
