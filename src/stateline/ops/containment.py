@@ -114,9 +114,11 @@ def contained(see: Callable[..., Reach] = reach) -> Callable[[Callable[P, T]], C
                 return result
             if torch._C._are_functorch_transforms_active():
                 return result
+            finite = _is_finite(y)
+            if finite and not y.requires_grad:
+                return result
             spoilt, call = None, _Call(signature, see, args, keywords)
-            shown = not _is_finite(y) and call.spoilt.any()
-            if shown or (y.requires_grad and call.hides):
+            if (not finite and call.spoilt.any()) or (y.requires_grad and call.hides):
                 spoilt, result = call.spoilt, call.with_zeros(function)
                 y = result[0] if isinstance(result, tuple) else result
             if y.requires_grad:

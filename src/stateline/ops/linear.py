@@ -58,9 +58,12 @@ def rounds_products() -> bool:
 
     ``torch.get_float32_matmul_precision`` is an error where the newer settings were used, too.
     """
-    levels: list[Any] = [torch.backends, torch.backends.cuda.matmul]
-    levels.append(torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    return any(level.fp32_precision not in ("none", "ieee") for level in levels)
+    exact, backends = ("none", "ieee"), torch.backends
+    return not (
+        backends.fp32_precision in exact  # type: ignore[attr-defined]
+        and backends.cuda.matmul.fp32_precision in exact
+        and backends.mkldnn.matmul.fp32_precision in exact  # type: ignore[attr-defined]
+    )
 
 
 def is_small(x: Tensor, d_out: int, positions: int, least: int) -> bool:
