@@ -26,7 +26,7 @@ READ_AT_ONCE = 1024
 TURN = 0.2
 """Seconds after which no further piece is read between two steps; a piece takes at most as long."""
 
-LEAST = 16
+LEAST = 32
 """Tokens that a piece may have, however long they take."""
 
 LOGITS_AT_ONCE = 1 << 24
@@ -44,7 +44,7 @@ class Pace:
     """The largest power of two of tokens that a model reads in ``TURN`` seconds, as measured."""
 
     def __init__(self) -> None:
-        self._tokens = 4 * LEAST
+        self._tokens = 2 * LEAST
 
     def __call__(self) -> int:
         """The largest number of tokens of the next piece."""

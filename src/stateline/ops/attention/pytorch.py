@@ -11,7 +11,7 @@ from stateline.ops.attention import AttentionMask
 from stateline.ops.attention import attention as by_any_backend
 from stateline.ops.attention.reference import attention as whole
 from stateline.ops.attention.reference import step_by
-from stateline.ops.kernel_op import KernelOp
+from stateline.ops.kernel_op import KernelOp, values_at_hand
 
 SCORES_PER_BLOCK = {"cpu": 1 << 18}
 """Scores per block by device type; on a CPU, they fit into its cache."""
@@ -120,9 +120,12 @@ def _blocks(
     n_times = max(1, min(length, max(16, budget)))
     n_rows = max(1, min(batch, budget // n_times))
     own = start is not None or mask.first is not None
+    before = 0 if start is None else slots
+    if start is not None and values_at_hand(start) and len(start):
+        before = max(0, int(start.max()))
     for begin in range(0, length, n_times):
         times = slice(begin, min(begin + n_times, length))
-        seen = slice(0, times.stop if start is None else slots)
+        seen = slice(0, min(slots, before + times.stop))
         for row in range(0, batch, n_rows):
             rows = slice(row, row + n_rows)
             if own or row == 0:  # without start and first, all rows have the same bias
