@@ -13,7 +13,7 @@ from stateline.ops.attention.pytorch import (
     capped_,
     heads_first,
 )
-from stateline.ops.kernel_op import KernelOp
+from stateline.ops.kernel_op import KernelOp, values_at_hand
 from stateline.ops.local_attention import LocalWindow
 
 LEAST_BLOCK = 32
@@ -133,7 +133,7 @@ def _free(k: Tensor, v: Tensor, first: Tensor | None) -> tuple[Tensor | None, Te
 
     Their contents are finite, but scores computed from them could overflow.
     """
-    if first is None:
+    if first is None or (values_at_hand(first) and not (first > 0).any()):
         return None, k, v
     dtype = torch.promote_types(k.dtype, torch.float32)
     held = torch.arange(k.shape[1], device=k.device) >= first[:, None]
