@@ -174,6 +174,60 @@ def test_a_file_is_the_model_that_transformers_reads(architecture: str, tmp_path
     assert read_model_config(path) == found.model.config
 
 
+GRANITE = {
+    "attention.scale": 0.2,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.5,
+    "logit_scale": 2.0,
+    "rope.dimension_count": 8,
+}
+MULTIPLIERS = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "sizes"),
+    [
+        ("gemma", {**DECODER, **HEADS}, {**SIZES, "head_dim": 16}),
+        ("granite", {**DECODER, **GRANITE}, {**SIZES, **MULTIPLIERS}),
+    ],
+)
+@torch.no_grad()
+def test_a_model_that_was_written_as_by_llama_cpp_has_its_logits(
+    architecture: str, fields: dict[str, Any], sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    """transformers reads no such files: norms of Gemma hold 1 + w, Granite's q and k are turned."""
+    config = transformers.AutoConfig.for_model(architecture, **sizes)
+    transformers.set_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for parameter in theirs.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.2)
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in fields.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{architecture}.{name}", value)
+    kinds = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(kinds[architecture], 2)
+    for official, tensor in theirs.named_parameters():
+        if architecture == "gemma" and "norm" in official:
+            tensor = 1 + tensor
+        if architecture == "granite" and ("q_proj" in official or "k_proj" in official):
+            tensor = tensor.view(-1, 2, 4, 32).transpose(1, 2).reshape(tensor.shape)
+        writer.add_tensor(table.get_name(official, (".weight",)), tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    logits = theirs(tokens()).logits
+    assert float(logits.std()) > 1e-2
+    assert_near(load_pretrained(path)(tokens()), logits)
+
+
 def test_the_scaled_positions_of_llama_3_are_read_from_their_divisors(tmp_path: Path) -> None:
     """In 8,192 positions, pairs that turn 4 times keep their speed; others lose up to a factor."""
     base, angles = {"rope.freq_base": 5e5}, 5e5 ** -(np.arange(4) / 4)
