@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,14 @@ def write_csv(path: Path, columns: dict[str, object]) -> Path:
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
     return path
+
+
+def write_columns(path: Path, columns: dict[str, Any]) -> None:
+    if path.suffix == ".csv":
+        write_csv(path, columns)
+        return
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table(columns), path)
 
 
 def write_sequence(path: Path, x: np.ndarray) -> str:
@@ -161,6 +170,30 @@ def test_numbers_keep_their_digits_until_they_are_normalised(
     assert len(np.unique([label for _, label in rows])) == 8
     spread = inputs[np.argsort(inputs)]
     np.testing.assert_allclose(np.diff(spread), np.ptp(inputs) / 63, rtol=1e-3)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("layout", ["channels", "targets", "files"])
+def test_whole_numbers_beside_others_are_not_rounded(
+    tmp_path: Path, layout: str, suffix: str
+) -> None:
+    """Nanoseconds beside fractions: as channels, as targets, or in another file."""
+    first, steps = 1_700_000_000_000_000_000, np.random.default_rng(0).permutation(64)
+    for row, own in enumerate(steps.reshape(8, 8).tolist()):
+        times = [first + step for step in own]
+        if layout == "files" and row == 0:
+            times = [first + step / 1024 for step in own]  # float64, which has 256 of them
+        write_columns(tmp_path / f"{row}{suffix}", {"time": times, "level": np.arange(8) / 7})
+    named = {"target": "time,level", "columns": "level"} if layout == "targets" else {}
+    task = Signals(path=str(tmp_path), loss="l1", batch_size=2, **({"target": "next"} | named))
+    parts = task.training_rows, task.held_out_rows
+    rows = [row for part in parts for row in (part.labels if named else part.inputs)]
+    found = np.unique(np.concatenate(rows)[:, 0].astype(np.float64))
+    known = {step for own in steps.reshape(8, 8) for step in own[: 8 if named else 7]}
+    if layout == "files":
+        known = {0} | {step for own in steps.reshape(8, 8)[1:] for step in own[:7]}
+    wanted = np.array(sorted(known)) / np.ptp([*known])
+    np.testing.assert_allclose((found - found[0]) / np.ptp(found), wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("which", ["x", "y"])

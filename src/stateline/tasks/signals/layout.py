@@ -14,6 +14,7 @@ from stateline.tasks.signals.tables import (
     check_finite,
     read_arrays,
     read_columns,
+    stacked,
     to_numbers,
 )
 
@@ -155,10 +156,10 @@ def _arrays(path: Path, wanted: Wanted, with_target: bool) -> tuple[np.ndarray, 
         return x, _part(arrays, "y", ARRAY) if with_target else None
     columns = read_columns(path)
     targets = wanted.target if with_target else ()
-    x = np.stack([to_numbers(columns[c], c) for c in _inputs(columns, wanted, targets)], axis=1)
+    x = stacked([to_numbers(columns[c], c) for c in _inputs(columns, wanted, targets)])
     if not targets:
         return x, None
-    return x, np.stack([np.array(_part(columns, name)) for name in targets], axis=1)
+    return x, stacked([np.array(_part(columns, name)) for name in targets])
 
 
 def _inputs(columns: Columns, wanted: Wanted, targets: Sequence[str]) -> list[str]:
@@ -228,4 +229,4 @@ def _row_of_columns(columns: Columns, names: Sequence[str], row: int) -> np.ndar
     lengths = {len(cell) if isinstance(cell, list) else -1 for cell in cells}
     if len(lengths) > 1 or not cells[0]:
         raise ValueError(f"row {row + 1} must have lists of one length, got {sorted(lengths)}")
-    return np.stack([to_numbers(cell, name) for cell, name in zip(cells, names, strict=True)], 1)
+    return stacked([to_numbers(cell, name) for cell, name in zip(cells, names, strict=True)])

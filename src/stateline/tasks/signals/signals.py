@@ -17,7 +17,14 @@ from stateline.tasks.signals.layout import (
     read_examples,
     split_examples,
 )
-from stateline.tasks.signals.tables import check_finite, number, refuse_infinite, to_float32
+from stateline.tasks.signals.tables import (
+    LARGEST,
+    check_finite,
+    exact,
+    number,
+    refuse_infinite,
+    to_float32,
+)
 
 LOST = 2.0**-10
 """Share of the range of a channel that rounding to float32 may change without normalisation."""
@@ -126,14 +133,21 @@ def _checked(examples: Sequence[SignalExample]) -> list[SignalExample]:
 class _Scale:
     """Mean and standard deviation of each channel, and the map that normalises by them.
 
-    Whole numbers are exact: the first one is subtracted before they become float64.
+    Whole numbers are exact: the first one is subtracted before they become float64. If there are
+    others, too, it is rounded to a whole number that float64 has.
     """
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
-        whole = all(part.dtype.kind in "iu" for part in parts)
-        self.first = parts[0][0].astype(np.int64) if whole else np.zeros_like(parts[0][0])
+        kinds = {part.dtype.kind for part in parts}
+        if kinds == {"f"}:
+            self.first = np.zeros_like(parts[0][0])
+        elif kinds <= {*"iu"}:
+            self.first = parts[0][0].astype(np.int64)
+        else:
+            first = np.trunc(parts[0][0].astype(np.float64))
+            self.first = np.where(np.abs(first) < LARGEST, first, 0.0)
         moved, count = [self._from_first(part) for part in parts], sum(map(len, parts))
-        varies = np.any([(part != parts[0][0]).any(axis=0) for part in parts], axis=0)
+        varies = np.any([(part != moved[0][0]).any(axis=0) for part in moved], axis=0)
         with np.errstate(over="ignore"):
             self._mean = sum(part.sum(axis=0, dtype=np.float64) for part in moved) / count
             square = sum(((part - self._mean) ** 2).sum(axis=0) for part in moved) / count
@@ -145,7 +159,12 @@ class _Scale:
         return to_float32((self._from_first(numbers) - self._mean) / self.deviation, what)
 
     def _from_first(self, numbers: np.ndarray) -> np.ndarray:
-        return (numbers.astype(np.int64) if numbers.dtype.kind in "iu" else numbers) - self.first
+        if numbers.dtype.kind == "f":
+            return numbers - self.first
+        first = self.first.astype(np.int64)
+        if numbers.dtype.kind == "O":
+            return (numbers - first.astype(object)).astype(np.float64)
+        return numbers.astype(np.int64) - first
 
 
 def _inputs(
@@ -203,10 +222,11 @@ def _objective(
 def _values(example: SignalExample) -> np.ndarray:
     """Target values of a sequence: (values), or (length, values) if each position has some."""
     try:
-        numbers = np.asarray(example.y)
+        of_numpy = isinstance(example.y, np.ndarray | np.generic)
+        numbers = np.asarray(example.y, None if of_numpy else object)
         if numbers.dtype.kind not in "iuf":
             values = [number(value) for value in numbers.ravel().tolist()]
-            numbers = np.array(values).reshape(numbers.shape)
+            numbers = exact(values).reshape(numbers.shape)
     except (TypeError, ValueError):
         raise ValueError(
             f"the target of {example.name} must be numbers for the loss l1 or l2, got "

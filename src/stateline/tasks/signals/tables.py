@@ -27,6 +27,9 @@ _VALUE = 32
 LARGEST = 2**62
 """Whole numbers below it are exact: their differences fit into 64 bits."""
 
+FLOATS = 2**53
+"""Whole numbers up to it are exact in float64."""
+
 Columns = Mapping[str, Sequence[Any]]
 
 
@@ -102,15 +105,30 @@ def _decoded(column: Any) -> Any:
 
 
 def to_numbers(values: Sequence[Any], name: str) -> np.ndarray:
-    """A column of finite numbers: whole numbers, or float64."""
+    """A column of finite numbers, see :func:`exact`."""
     numbers = []
     for row, value in enumerate(values, start=1):
         try:
             numbers.append(number(value))
         except (TypeError, ValueError, OverflowError):
             raise ValueError(f"row {row} of column {name!r} is not a number: {value!r}") from None
-    whole = all(isinstance(n, int) and n in INT64 for n in numbers)
-    return check_finite(np.array(numbers, np.int64 if whole else np.float64), f"column {name!r}")
+    return check_finite(exact(numbers), f"column {name!r}")
+
+
+def exact(numbers: Sequence[int | float]) -> np.ndarray:
+    """Whole numbers, or float64; objects of Python where float64 would round whole numbers."""
+    if all(isinstance(n, int) and n in INT64 for n in numbers):
+        return np.array(numbers, np.int64)
+    rounded = any(isinstance(n, int) and FLOATS < abs(n) < LARGEST for n in numbers)
+    return np.array(numbers, object if rounded else np.float64)
+
+
+def stacked(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Columns side by side, as :func:`exact` gives numbers."""
+    mixed = len({column.dtype.kind for column in columns}) > 1
+    if mixed and any(c.dtype.kind in "iu" and (np.abs(c) > FLOATS).any() for c in columns):
+        columns = [column.astype(object) for column in columns]
+    return np.stack(columns, axis=1)
 
 
 def number(value: Any) -> int | float:
@@ -122,7 +140,10 @@ def number(value: Any) -> int | float:
 
 
 def check_finite(numbers: np.ndarray, what: str) -> np.ndarray:
-    """The numbers, which must be finite, not rounded: whole ones, float32 or float64."""
+    """The numbers, which must be finite, not rounded: see :func:`exact`, or float32."""
+    if numbers.dtype.kind == "O":
+        refuse_infinite(numbers.astype(np.float64), what)
+        return numbers
     values = _numbers(numbers)
     whole = values.dtype.kind in "iu"
     huge = whole and values.size and max(int(values.max()), -int(values.min())) >= LARGEST
