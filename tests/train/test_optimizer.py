@@ -370,6 +370,47 @@ def test_muon_changes_maps_that_are_one_matrix_one_by_one(by_head: bool) -> None
     assert_close(fused.weight, torch.cat([own.weight for own in apart]), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("by_head", [False, True])
+def test_muon_changes_maps_whose_heads_take_turns_one_by_one(by_head: bool) -> None:
+    torch.manual_seed(0)
+    fused = Linear(6, [24, 4], bias=False, heads=[2, 1], turns=[3, 1])  # q k v q k v, then another
+    gradient = torch.randn(28, 6)
+    head = [list(range(first, first + 4)) for first in range(0, 24, 4)]
+    rows = head if by_head else [head[place] + head[place + 3] for place in range(3)]
+    rows = [*rows, [24, 25, 26, 27]]
+    apart = [Linear(6, len(own), bias=False) for own in rows]
+    fused.weight.grad = gradient.clone()
+    for linear, own in zip(apart, rows, strict=True):
+        linear.weight.data.copy_(fused.weight.detach()[own])
+        linear.weight.grad = gradient[own]
+    config = TrainConfig(optimizer="muon", lr=0.1, muon_heads=by_head)
+    for made in (Maps(fused), Maps(*apart)):
+        make_optimizer(made, config).step()
+    for linear, own in zip(apart, rows, strict=True):
+        assert_close(fused.weight[own], linear.weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["lightning_attention(n_heads=2)", "latent_attention(n_heads=2, position=none)"]
+)
+def test_muon_knows_which_rows_are_keys(pattern: str) -> None:
+    """What reaches the values alone changes no map of the keys, of which zeros have no polar part.
+
+    So with gradients of the values' rows alone, the other rows stay as they are.
+    """
+    model = LanguageModel(ModelConfig(pattern, vocab_size=10, d_model=8))
+    name, place = ("qkv", 2) if "lightning" in pattern else ("up_proj", 1)
+    linear = next(m for n, m in model.named_modules() if n.endswith(f".{name}"))
+    assert isinstance(linear, Linear)
+    before, turns = linear.weight.detach().clone(), linear.part_turns[0]
+    values = torch.zeros(2, turns, len(before) // 2 // turns, dtype=torch.bool)
+    values[:, place] = True
+    linear.weight.grad = torch.randn_like(before) * values.flatten()[:, None]
+    make_optimizer(model, TrainConfig(optimizer="muon", lr=0.1, weight_decay=0.0)).step()
+    moved = (linear.weight - before).abs().amax(dim=1) > 1e-6
+    assert moved.equal(values.flatten())
+
+
 @pytest.mark.parametrize("name", ["attention", "h3", "gated_delta_net", "mamba2", "mlstm", "mamba"])
 def test_every_map_of_a_fused_matrix_is_known_to_muon(name: str) -> None:
     model = LanguageModel(ModelConfig(name, vocab_size=10, d_model=16))
@@ -378,9 +419,10 @@ def test_every_map_of_a_fused_matrix_is_known_to_muon(name: str) -> None:
         for group in parameter_groups(model, TrainConfig(optimizer="muon", muon_heads=True))
         if group["name"] == "matrices"
     ]
-    fused = [rows for rows in group["rows"] if len(rows) > 1]
+    fused = [maps for maps in group["maps"] if len(maps) > 1]
     assert fused
-    assert all(sum(r) == len(p) for p, r in zip(group["params"], group["rows"], strict=True) if r)
+    for parameter, maps in zip(group["params"], group["maps"], strict=True):
+        assert not maps or sum(each.rows for each in maps) == len(parameter)
 
 
 def test_muon_leaves_matrices_without_a_gradient_as_they_are() -> None:

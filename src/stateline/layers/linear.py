@@ -18,6 +18,8 @@ class Linear(nn.Linear):
             optimizers of matrices (Muon) change one by one.
         bias: Whether the map has a bias.
         heads: Number of heads in each of these maps, which Muon may change one by one, too.
+        turns: Number of maps in each of these widths, if their heads take turns: the first head of
+            each map, then the second.
     """
 
     def __init__(
@@ -27,11 +29,15 @@ class Linear(nn.Linear):
         bias: bool = True,
         *,
         heads: int | Sequence[int] = 1,
+        turns: int | Sequence[int] = 1,
     ) -> None:
         parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
         super().__init__(in_features, sum(parts), bias=bias)
         self.parts = parts
-        self.part_heads = (heads,) * len(self.parts) if isinstance(heads, int) else tuple(heads)
+        self.part_heads, self.part_turns = (
+            (each,) * len(parts) if isinstance(each, int) else tuple(each)
+            for each in (heads, turns)
+        )
 
     decodes = False
 

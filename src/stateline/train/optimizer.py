@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -70,7 +71,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
     peaks = {"ssm": config.ssm_lr, MATRICES: config.muon_lr}
     if config.ssm_lr is None:
         peaks["ssm"] = min(1e-3, config.lr)
-    rows = _rows_of_maps(model, heads=config.muon_heads)
+    maps = _maps(model, heads=config.muon_heads)
     decayed_groups = members if config.decay_all else ("decay", MATRICES)
     given = {
         parameter: rate
@@ -89,7 +90,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
             "lr": rate,
             "peak": rate,
             "weight_decay": config.weight_decay if name in decayed_groups else 0.0,
-            **({"rows": [rows.get(p, ()) for p in parameters]} if name == MATRICES else {}),
+            **({"maps": [maps.get(p, ()) for p in parameters]} if name == MATRICES else {}),
         }
         for (name, rate), parameters in groups.items()
     ]
@@ -103,17 +104,34 @@ def _hidden_matrices(model: nn.Module) -> set[Tensor]:
     }
 
 
-def _rows_of_maps(model: nn.Module, *, heads: bool) -> dict[Tensor, tuple[int, ...]]:
-    """Rows of each of the linear maps that are one matrix; with ``heads``, of each head."""
-    maps = [module for module in model.modules() if isinstance(module, Linear)]
+class Maps(NamedTuple):
+    """Linear maps in some rows of a matrix: each head of the first, of the second, and so on."""
+
+    rows: int
+    heads: int
+    count: int
+
+    def apart(self, x: Tensor) -> list[Tensor]:
+        """The maps, each (its rows, ...)."""
+        return list(x.unflatten(0, (self.heads, self.count, -1)).transpose(0, 1).flatten(1, 2))
+
+    def joined(self, maps: list[Tensor]) -> Tensor:
+        """The rows of all maps."""
+        return torch.stack(maps).unflatten(1, (self.heads, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _maps(model: nn.Module, *, heads: bool) -> dict[Tensor, tuple[Maps, ...]]:
+    """The linear maps that are one matrix; with ``heads``, each head is a map."""
     return {
         module.weight: tuple(
-            rows // count
-            for rows, n in zip(module.parts, module.part_heads, strict=True)
-            for count in [n if heads else 1]
-            for _ in range(count if rows else 0)
+            Maps(rows, 1, n * turns) if heads else Maps(rows, n if turns > 1 else 1, turns)
+            for rows, n, turns in zip(
+                module.parts, module.part_heads, module.part_turns, strict=True
+            )
+            if rows
         )
-        for module in maps
+        for module in model.modules()
+        if isinstance(module, Linear)
     }
 
 
@@ -224,8 +242,8 @@ def _count() -> Tensor:
 class Muon(torch.optim.Optimizer):
     """PyTorch's Muon, also for stacks of matrices (experts) and for matrices that FSDP shards.
 
-    Maps that are one matrix (``rows`` of a group: for each parameter, the rows of each map) are
-    changed one by one, so that models are compared alike, however they store their maps.
+    Maps that are one matrix (``maps`` of a group, for each parameter) are changed one by one, so
+    that models are compared alike, however they store their maps.
 
     The Newton-Schulz iteration needs whole matrices: every process computes it for all of them, as
     with DDP, and changes its own part. Updates have the size of AdamW's at the same learning rate
@@ -251,29 +269,31 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:  # noqa: ARG002
         """Make a step."""
         for group in self.param_groups:
-            maps = group.get("rows") or [()] * len(group["params"])
-            for p, rows in zip(group["params"], maps, strict=True):
+            of_all = group.get("maps") or [()] * len(group["params"])
+            for p, maps in zip(group["params"], of_all, strict=True):
                 if p.grad is not None:
-                    self._step(p, p.grad, group, rows)
+                    self._step(p, p.grad, group, maps)
 
     def _step(
-        self, p: Tensor, gradient: Tensor, group: dict[str, Any], rows: tuple[int, ...]
+        self, p: Tensor, gradient: Tensor, group: dict[str, Any], maps: tuple[Maps, ...]
     ) -> None:
         if not (state := self.state[p]):
             state["momentum_buffer"] = torch.zeros_like(p)
         buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(buffer, group["momentum"])
         whole = update.full_tensor() if isinstance(update, DTensor) else update
-        change = torch.zeros_like(whole, memory_format=torch.contiguous_format)
-        matrices, parts = (
-            list(x.split(rows)) if rows else list(x.view(-1, *x.shape[-2:]))
-            for x in (change, whole.contiguous())
-        )
-        for matrix, part in zip(matrices, parts, strict=True):
-            matrix.grad = part
+        whole = whole.contiguous()
+        pieces = zip(maps, whole.split([part.rows for part in maps]), strict=True) if maps else ()
+        parts = [part.apart(piece) for part, piece in pieces] or [[*whole.view(-1, *p.shape[-2:])]]
+        changes = [[torch.zeros_like(matrix) for matrix in part] for part in parts]
+        matrices = [*chain.from_iterable(changes)]
+        for matrix, own in zip(matrices, chain.from_iterable(parts), strict=True):
+            matrix.grad = own
         self._plain.param_groups[0] |= {"params": matrices, "lr": group["lr"]}
         self._plain.step()
         self._plain.state.clear()
+        joined = [part.joined(own) for part, own in zip(maps, changes, strict=False)]
+        change = torch.cat(joined) if joined else torch.stack(matrices).view_as(whole)
         if isinstance(p, DTensor):
             change = distribute_tensor(change, p.device_mesh, p.placements, src_data_rank=None)
         p.mul_(1 - group["lr"] * group["weight_decay"])

@@ -130,9 +130,9 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, M
                 "masked_heads must be from 0 to n_heads, got "
                 f"masked_heads={its.masked_heads}, n_heads={its.n_heads}"
             )
-        heads = [(1 + its.gated) * its.n_heads, self.n_kv_heads, self.n_kv_heads]
-        widths = [count * self.d_head for count in heads]
-        self.qkv = Linear(d_model, widths, bias=its.has_bias("qkv"), heads=heads)
+        heads, turns = [its.n_heads, self.n_kv_heads, self.n_kv_heads], [1 + its.gated, 1, 1]
+        widths = [n * count * self.d_head for n, count in zip(heads, turns, strict=True)]
+        self.qkv = Linear(d_model, widths, bias=its.has_bias("qkv"), heads=heads, turns=turns)
         norm = OffsetRMSNorm if its.qk_norm == "offset" else nn.RMSNorm
         q_heads, k_heads = (its.n_heads, self.n_kv_heads) if its.qk_norm == "joint" else (1, 1)
         self.q_norm = norm(q_heads * self.d_head, eps=its.norm_eps) if its.qk_norm else None

@@ -95,10 +95,12 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
             raise InputError(f"d_rotary must be even, for pairs are rotated, got {d_rotary}")
         self.n_heads, self.rope_base, self.norm_eps = n_heads, rope_base, norm_eps
         self.rotary = Rotary(self.d_rotary, rope_base, None) if position == "rope" else None
-        self.q_proj = Linear(d_model, n_heads * (self.d_head + self.d_rotary), bias=False)
-        self.down_proj = Linear(d_model, self.d_latent + self.d_rotary, bias=False)
+        width = n_heads * (self.d_head + self.d_rotary)
+        self.q_proj = Linear(d_model, width, bias=False, heads=n_heads)
+        self.down_proj = Linear(d_model, [self.d_latent, self.d_rotary], bias=False)
         self.norm = nn.RMSNorm(self.d_latent, eps=norm_eps)
-        self.up_proj = Linear(self.d_latent, 2 * n_heads * self.d_head, bias=False)
+        width = 2 * n_heads * self.d_head
+        self.up_proj = Linear(self.d_latent, width, bias=False, heads=n_heads, turns=2)
         self.out_proj = Linear(n_heads * self.d_head, d_model, bias=False)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LatentAttentionState:

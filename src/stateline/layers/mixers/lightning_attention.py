@@ -54,7 +54,7 @@ class LightningAttention(MatrixAttention):
         _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
         super().__init__(d_model, n_heads, self.d_head, self.d_head)
         self.decay_scale, self.norm_eps = decay_scale, norm_eps
-        self.qkv = Linear(d_model, 3 * n_heads * self.d_head, bias=False)
+        self.qkv = Linear(d_model, 3 * n_heads * self.d_head, bias=False, heads=n_heads, turns=3)
         self.gate_proj = Linear(d_model, n_heads * self.d_head, bias=False)
         self.norm = nn.RMSNorm(n_heads * self.d_head, eps=norm_eps)
         self.out_proj = Linear(n_heads * self.d_head, d_model, bias=False)
