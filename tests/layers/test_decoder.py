@@ -14,7 +14,7 @@ from stateline.generate.session import Session
 from stateline.layers import H3, LAYERS, RGLRU
 from stateline.layers.decoder import Decoder, prepared, ready
 from stateline.layers.mixers.shift_ssm import ShiftSSM
-from stateline.layers.state import leaves_of
+from stateline.layers.state import copied, leaves_of
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 
@@ -117,6 +117,23 @@ def test_hooks_see_what_a_decoder_computes() -> None:
     layer.out_proj.register_forward_hook(lambda *given: seen.append(given[2]))
     y = decoder.step_(torch.zeros(2, 8), layer.init_state(2, capacity=1))
     assert [each is y for each in seen] == [True]
+
+
+@pytest.mark.parametrize("pattern", ["attention", "gated_delta_net", "h3", "lstm", "mamba"])
+def test_hooks_that_come_and_go_are_found(pattern: str) -> None:
+    model = LanguageModel(ModelConfig(pattern, vocab_size=11, d_model=8)).eval()
+    token = torch.tensor([3])
+    with torch.no_grad():
+        state = model.forward_chunk(torch.tensor([[1, 2]]), model.init_state(1, capacity=3))[1]
+    for module in [m for m in model.modules() if isinstance(m, nn.Linear | nn.RMSNorm)]:
+        handle = module.register_forward_hook(lambda *given: given[2] * 2)
+        decoder = model.decoder()
+        hooked = decoder.step_(token, copied(state))
+        handle.remove()
+        free = decoder.step_(token, copied(state))
+        torch.testing.assert_close(free, model.step(token, state)[0])
+        with module.register_forward_hook(lambda *given: given[2] * 2):
+            torch.testing.assert_close(decoder.step_(token, copied(state)), hooked)
 
 
 @pytest.mark.parametrize("pattern", [*LAYERS, "ladder(h3 s4d, passes=2)"])

@@ -1,5 +1,7 @@
 import gc
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.swa_utils import AveragedModel
 from torch.testing import assert_close
 
 from stateline.errors import InputError
@@ -493,6 +496,74 @@ def test_muon_of_a_sharded_matrix_is_that_of_the_whole_one(tmp_path: Path) -> No
                 for muon in muons:
                     muon.step()
             torch.testing.assert_close(sharded.weight.full_tensor(), whole.detach())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class Distributed(nn.Module):
+    """As DistributedDataParallel, without its processes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def hugging_face(model: LanguageModel) -> nn.Module:
+    pytest.importorskip("transformers")
+    from stateline import hf
+
+    return hf.wrap(model)
+
+
+WRAPPERS: dict[str, Callable[[LanguageModel], nn.Module]] = {
+    "AveragedModel": AveragedModel,
+    "DataParallel": nn.DataParallel,
+    "DDP": Distributed,
+    "torch.compile": lambda model: torch.compile(model, backend="eager"),  # type: ignore[return-value]
+    "transformers": hugging_face,
+    "PEFT": lambda model: pytest.importorskip("peft").get_peft_model(
+        hugging_face(model), pytest.importorskip("peft").LoraConfig(target_modules="all-linear")
+    ),
+}
+
+
+def grouped_names(model: nn.Module, config: TrainConfig) -> dict[tuple[str, float], set[str]]:
+    """Names of the parameters of each group, without those of wrappers and adapters."""
+    names = {
+        p: re.sub(r"^(module|_orig_mod|base_model|model)\.|\.base_layer", "", name)
+        for name, p in model.named_parameters()
+    }
+    return {
+        (group["name"], group["weight_decay"]): {
+            names[p].removeprefix("model.").removeprefix("model.")  # of PEFT and of transformers
+            for p in group["params"]
+            if "lora_" not in names[p]
+        }
+        for group in parameter_groups(model, config)
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_models_inside_wrappers_have_the_groups_of_the_model(wrapper: str, optimizer: str) -> None:
+    model = LanguageModel(ModelConfig("mamba h3 attention", vocab_size=10, d_model=16))
+    config = TrainConfig(optimizer=optimizer)  # type: ignore[arg-type]
+    wanted = grouped_names(model, config)
+    assert len(wanted) == 3 + (optimizer == "muon")
+    assert grouped_names(WRAPPERS[wrapper](model), config) == wanted
+
+
+@pytest.mark.cpu  # where gloo works
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_sharded_model_has_the_groups_of_the_whole_one(optimizer: str, tmp_path: Path) -> None:
+    model = LanguageModel(ModelConfig("mamba h3 attention", vocab_size=10, d_model=16))
+    config = TrainConfig(optimizer=optimizer)  # type: ignore[arg-type]
+    wanted = grouped_names(model, config)
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/s", rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        assert grouped_names(model, config) == wanted
     finally:
         torch.distributed.destroy_process_group()
 

@@ -97,8 +97,12 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
 
 
 def _hidden_matrices(model: nn.Module) -> set[Tensor]:
-    """Weights of the linear maps in a model's stack, including those that layers own."""
-    modules = list(getattr(model, "stack", nn.Module()).modules())
+    """Weights of the linear maps in a model's stack, including those that layers own.
+
+    The model may stand inside others, such as those of DDP, PEFT or transformers.
+    """
+    stacks = [getattr(module, "stack", None) for module in model.modules()]
+    modules = [m for stack in stacks if isinstance(stack, nn.Module) for m in stack.modules()]
     return {module.weight for module in modules if isinstance(module, nn.Linear)} | {
         getattr(module, name) for module in modules for name in getattr(module, "maps", ())
     }
