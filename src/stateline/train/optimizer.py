@@ -113,11 +113,11 @@ class Maps(NamedTuple):
 
     rows: int
     heads: int
-    count: int
+    turns: int
 
     def apart(self, x: Tensor) -> list[Tensor]:
         """The maps, each (its rows, ...)."""
-        return list(x.unflatten(0, (self.heads, self.count, -1)).transpose(0, 1).flatten(1, 2))
+        return list(x.unflatten(0, (self.heads, self.turns, -1)).transpose(0, 1).flatten(1, 2))
 
     def joined(self, maps: list[Tensor]) -> Tensor:
         """The rows of all maps."""
