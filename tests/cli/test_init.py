@@ -98,7 +98,8 @@ def test_layers_of_the_first_model_can_be_replaced(
     start = [first, "--task", task] if way == "folder" else [recipe, "--init", first]
     assert train(*start, *pattern, "--out", then) == 0
     told = capsys.readouterr().out
-    assert set(told.partition("new weights: ")[2].partition("\n")[0].split(", ")) == new
+    said = told.partition("new weights: ")[2].partition("\n")[0].split(", ")
+    assert {f"stack.layers.2.layer.{name.removesuffix(' of layer 2')}" for name in said} == new
     wanted, found = (load_any(Path(folder)) for folder in (first, then))
     assert found.config == replace(wanted.config, pattern="attention h3")
     weights = wanted.state_dict()

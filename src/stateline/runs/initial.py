@@ -151,25 +151,38 @@ def _offered(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dic
     return found
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names of weights in one line; a weight of several layers stands once, with their numbers.
+def listed(config: ModelConfig, names: Sequence[str]) -> str:
+    """Names of weights in one line, by the layers of the pattern that they are in, from 1.
+
+    Layers and feed-forwards with the same weights stand together.
 
     Example:
-        >>> listed(["stack.layers.1.layer.skip", "stack.layers.3.layer.skip", "head.bias"])
-        'stack.layers.1,3.layer.skip, head.bias'
+        >>> config = ModelConfig("attention h3", vocab_size=8, d_model=8)
+        >>> names = ("stack.layers.0.layer.a", "stack.layers.2.layer.a", "stack.layers.3.layer.b")
+        >>> listed(config, [*names, "head.bias"])
+        'a of layers 1 and 2, b of feed-forward 2, head.bias'
     """
-    layers: dict[str, list[str]] = {}
+    places, count = [], 0
+    for branches in _places(config):
+        count += not all(branches)
+        places.append(("feed-forward" if all(branches) else "layer", count))
+    found: dict[tuple[str, str], list[str]] = {}
     for name in names:
-        head, _, rest = name.partition("stack.layers.")
-        number, _, weight = rest.partition(".")
-        layers.setdefault(weight or head, []).append(number)
-    parts = layers.items()
-    return ", ".join(f"stack.layers.{','.join(n)}.{part}" if n[0] else part for part, n in parts)
+        if name.startswith("stack.layers."):
+            number, weight = name.removeprefix("stack.layers.").split(".", 1)
+            kind, place = places[int(number)]
+            found.setdefault((weight.removeprefix("layer."), kind), []).append(str(place))
+        else:
+            found[name, ""] = []
+    return ", ".join(
+        f"{name} of {kind}{'s' * (len(numbers) > 1)} {' and '.join(numbers)}" if kind else name
+        for (name, kind), numbers in found.items()
+    )
 
 
 def start_in_words(config: ModelConfig, folder: str) -> str:
     """What a model of ``config`` takes from the model in a folder, in words."""
-    new = listed(new_tensors(config, read_model_config(folder))) or "none"
+    new = listed(config, new_tensors(config, read_model_config(folder))) or "none"
     return f"starting from the weights in {folder}; new weights: {new}"
 
 
