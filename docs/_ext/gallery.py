@@ -36,7 +36,12 @@ def write_pages(app: Sphinx, error: Exception | None) -> None:
 
 
 class Gallery(SphinxDirective):
-    """A list of the pages: what each compares, and the command that made it."""
+    """A list of the pages: what each compares, and the command that made it.
+
+    Its content is for readers of the source.
+    """
+
+    has_content = True
 
     def run(self) -> list[nodes.Node]:
         """Return a link, a sentence and a command for each page."""
