@@ -1,7 +1,7 @@
 """Every public function for whole models in the modes in which programs call it.
 
 The matrix: 21 functions here and 45 layers and wrappers in tests/layers/test_modes.py, in 12 modes
-each; the gradients of layers in seven.
+each; the gradients of layers in seven; all functions with a model inside ``torch.compile``.
 """
 
 import copy
@@ -130,6 +130,24 @@ def test_every_function_gives_in_every_mode_what_it_gives(
             assert limit > EXACT or one == other
         elif limit == EXACT:  # else, another number may be largest
             torch.testing.assert_close(one, other, rtol=limit, atol=limit, check_dtype=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("use", USES)
+def test_every_function_takes_a_compiled_model(
+    use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.compiler.reset()
+    wanted = USES[use](made())
+    found = USES[use](torch.compile(made(), backend="eager"))  # type: ignore[arg-type]
+    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, str):
+            assert one == other
+        else:
+            torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference", "default device"])

@@ -214,6 +214,11 @@ def check_unwrapped(name: str, value: object) -> None:
         )
 
 
+def uncompiled(module: Any) -> Any:
+    """The module inside ``torch.compile``, whose names and settings are those of the module."""
+    return getattr(module, "_orig_mod", module)
+
+
 def check_keywords(
     owner: str, kind: type, given: Mapping[str, Any], *, without: Container[str] = ()
 ) -> None:

@@ -19,7 +19,7 @@ from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.files import write_atomically
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import Settings, check_kind, check_unwrapped
+from stateline.settings import Settings, check_kind, check_unwrapped, uncompiled
 
 State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
@@ -351,6 +351,7 @@ def fingerprint(layer: nn.Module) -> dict[str, str]:
     layers with the same weights may differ in their settings.
     """
     check_unwrapped("layer", layer)
+    layer = uncompiled(layer)
     config, weights = hashlib.sha256(), hashlib.sha256()
     for path, module in layer.named_modules():
         if not isinstance(module, nn.Dropout):  # it acts in training only

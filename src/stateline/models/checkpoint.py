@@ -30,7 +30,7 @@ from stateline.models.factory import (
 )
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import SequenceClassifier, SequenceRegressor
-from stateline.settings import check_unwrapped
+from stateline.settings import check_unwrapped, uncompiled
 
 CONFIG, WEIGHTS, HASHES = "config.json", "model.safetensors", "hashes.json"
 
@@ -58,7 +58,7 @@ def save_model(
         InputError: If the folder cannot be written to.
     """
     check_unwrapped("model", model)
-    folder = Path(folder)
+    model, folder = uncompiled(model), Path(folder)
 
     def replace(file: Path) -> None:
         if write is not None:
