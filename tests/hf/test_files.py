@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from stateline.data import ByteTokenizer, CharacterTokenizer, Tokenizer, load_to
 from stateline.errors import InputError
 from stateline.generate import generate, load_run
 from stateline.layers import LAYERS
+from stateline.layers.state import fingerprint
 from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
@@ -207,6 +209,12 @@ def test_the_model_card_tells_size_state_and_scores(run: Path, tmp_path: Path) -
     assert f"| 4,096 | {model.state_bytes(4096):,} |" in card
     assert "Trained on `copying(max_len=20)` for 300 updates" in card
     assert "| 20 | 0.4375 | \N{EN DASH} |\n| 40 | diverged | 2 |" in card
+    from transformers import AutoModelForCausalLM
+
+    read: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert fingerprint(read.model)["weights"] in card
+    read.model.embedding.weight.data[0] += 1
+    assert fingerprint(read.model)["weights"] not in card
 
 
 @pytest.mark.parametrize(("max_len", "lengths"), [(1024, ["256", "1,024"]), (100, ["100"])])

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stateline.layers.state import fingerprint
 from stateline.models.language_model import LanguageModel
 from stateline.runs.folder import RESULTS, read_results, read_run
 from stateline.runs.results import RunRecord
@@ -70,17 +71,22 @@ def card(model: LanguageModel, record: RunRecord | None = None) -> str:
     )
     lengths = [n for n in LENGTHS if model.max_len is None or n <= model.max_len]
     rows = [(f"{n:,}", f"{model.state_bytes(n):,}") for n in lengths or [model.max_len or 1]]
-    return head + _table(("tokens", "bytes"), rows) + ("" if record is None else _scores(record))
+    scores = "" if record is None else _scores(record, model)
+    return head + _table(("tokens", "bytes"), rows) + scores
 
 
-def _scores(record: RunRecord) -> str:
+def _scores(record: RunRecord, model: LanguageModel) -> str:
     metrics = sorted({name for scores in record.by_length.values() for name in scores})
     rows = [
         (f"{length:,}", *(_cell(scores, name) for name in metrics))
         for length, scores in sorted(record.by_length.items())
     ]
     text = f"\n## Scores\n\nTrained on `{record.task}` for {record.steps:,} updates.\n\n"
-    return text + _table(("length", *metrics), rows)
+    told = (
+        f"\nThey are scores of the weights with the hash `{fingerprint(model)['weights']}`. After "
+        "a change, `stateline.layers.state.fingerprint(model.model)` gives another.\n"
+    )
+    return text + _table(("length", *metrics), rows) + told
 
 
 def _cell(scores: Mapping[str, float | None], name: str) -> str:
