@@ -291,7 +291,7 @@ def test_hashes_are_computed_by_pieces(build: Build, monkeypatch: pytest.MonkeyP
     states = PrefixStates(build("lstm"), every=8)
     whole = states.read(TEXT)
     monkeypatch.setattr("stateline.generate.prefixes.HASHED_AT_ONCE", 10)
-    assert list(states.pieces([*TEXT, 1])) == [0] * (len(TEXT) // 10) + [1]
+    assert list(states.pieces([*TEXT.tolist(), 1])) == [0] * (len(TEXT) // 10) + [1]
     again = states.read(TEXT)
     assert (again.key, again.reused) == (whole.key, len(TEXT))
 
