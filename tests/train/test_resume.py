@@ -41,7 +41,11 @@ def run(
     done = [len(path.name) and int(path.name[5:]) for path in found(folder)]
     steps = iter(range(max(done, default=0) + 1, 100))
     return train(
-        of or model(), text, config, folder=folder, interrupted=lambda: next(steps) >= until
+        model() if of is None else of,
+        text,
+        config,
+        folder=folder,
+        interrupted=lambda: next(steps) >= until,
     )
 
 
@@ -72,6 +76,17 @@ def test_a_finished_run_goes_on_for_more_steps_as_one_planned_for_them(
     assert learned(tmp_path / "a") == learned(tmp_path / "b")
     with pytest.raises(InputError, match=r"settings: steps \(8 then, 7 now\)"):
         run(text, tmp_path / "a", steps=7, **settings)
+
+
+def test_a_run_of_a_compiled_model_goes_on_with_the_model(
+    text: Text, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled: Any = torch.compile(model(), backend="eager")
+    run(text, tmp_path / "a", until=4, of=compiled)
+    assert "the model inside torch.compile is trained" in caplog.text
+    for folder in ("a", "b"):
+        run(text, tmp_path / folder)
+    assert same(tensors(tmp_path / "a"), tensors(tmp_path / "b"))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from stateline.files import append_line, finite
 from stateline.generate.session_state import OutputIsNaN, check_model
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
-from stateline.settings import check_kind
+from stateline.settings import check_kind, uncompiled
 from stateline.tasks.base import Task
 from stateline.train.batches import Batches
 from stateline.train.checkpoint import Save
@@ -109,6 +109,9 @@ def prepared(
     check_model(model)
     check_kind("task", task, Task, "make_task('copying')")
     check_kind("config", config, TrainConfig, "TrainConfig(steps=100)")
+    if uncompiled(model) is not model:
+        _log.warning("the model inside torch.compile is trained; compile=True compiles its updates")
+        model = uncompiled(model)
     processes = processes or Processes(device=next(model.parameters()).device)
     folder = None if folder is None else Path(folder)
     with torch.inference_mode(False), torch.enable_grad(), ExitStack() as opened:
