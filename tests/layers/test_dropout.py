@@ -126,5 +126,7 @@ def test_local_attention_has_the_gradient_of_its_dropped_weights() -> None:
 def test_impossible_rates_are_refused(rate: float) -> None:
     with pytest.raises(InputError, match="from 0 to below 1"):
         Attention(8, dropout=rate)
-    with pytest.raises(InputError, match="residual_dropout to be a finite number from 0 to below 1"):
+    with pytest.raises(
+        InputError, match="residual_dropout to be a finite number from 0 to below 1"
+    ):
         ModelConfig("h3", vocab_size=9, residual_dropout=rate)

@@ -97,14 +97,19 @@ def solvers(answer: Answer) -> str:
 
 
 def fastest_solvers(found: Answers) -> list[str]:
-    """For each task and size, which of several models that solved it decodes fastest."""
+    """For each task and size, which of several models decodes fastest that mostly solved it."""
     told = [(own, _fastest(found.results, own)) for own in found.every if not own.beyond]
-    return [f"{own.label}: of the models that solved it {said}" for own, said in told if said]
+    return [
+        f"{own.label}: of the models that solved it with most seeds {said}"
+        for own, said in told
+        if said
+    ]
 
 
 def _fastest(results: Results, answer: Answer) -> str:
     """Which of the models that solved a task decodes fastest, at the longest length measured."""
-    cost, solved = COSTS["decode"], [model for model, own in answer.solved.items() if own.good]
+    cost = COSTS["decode"]
+    solved = [model for model, own in answer.solved.items() if own.part > 1 / 2]
     lengths = common_lengths(results, cost)
     if len(solved) < 2 or not lengths:
         return ""
