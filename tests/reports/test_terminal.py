@@ -58,7 +58,7 @@ def test_a_narrow_console_loses_no_digit(large, width):
     assert table.count("128 KiB") == 6
 
 
-@pytest.mark.parametrize(("width", "lines"), [(80, 55), (120, 36)])
+@pytest.mark.parametrize(("width", "lines"), [(80, 57), (120, 39)])
 def test_the_decisions_are_the_first_screen(width, lines):
     first = "\n".join(printed(read_results("docs/gallery/hybrids"), width).splitlines()[:lines])
     assert "at 64                lstm: 1.000 accuracy, " in first
