@@ -496,7 +496,9 @@ def test_the_fastest_of_the_models_that_solved_a_task_is_said(make, second, said
         ],
     )
     (sentence,) = decision.fastest_solvers(answers(typed(results)))
-    assert sentence.startswith(f"Copying: of the models that solved it with most seeds {said}")
+    assert sentence.startswith(
+        f"Copying: of the models that solved it with more than half of their seeds {said}"
+    )
     assert said in " ".join(printed(results, width=200).split())
     assert said in page_of(results)
 

@@ -100,7 +100,7 @@ def fastest_solvers(found: Answers) -> list[str]:
     """For each task and size, which of several models decodes fastest that mostly solved it."""
     told = [(own, _fastest(found.results, own)) for own in found.every if not own.beyond]
     return [
-        f"{own.label}: of the models that solved it with most seeds {said}"
+        f"{own.label}: of the models that solved it with more than half of their seeds {said}"
         for own, said in told
         if said
     ]
