@@ -14,6 +14,7 @@ from stateline.runs.verdict import (
     ScoreKind,
     Share,
     barnard,
+    compare,
     judge,
     limit,
     seeds_to_tell,
@@ -239,3 +240,16 @@ def test_barnards_test_is_that_of_scipy(
 ) -> None:
     """Of scipy.stats.barnard_exact, version 1.17.1."""
     assert barnard(first, second) == barnard(second, first) == pytest.approx(chance, rel=2e-3)
+
+
+def test_seeds_on_two_levels_below_the_goal_are_counted():
+    """Levels may be reached by luck: the t-test would give 0.005, not 0.006."""
+    kind = ScoreKind(higher_is_better=True, problems=1024, solved_at=0.95)
+    first = [0.60, 0.61, 0.60, 0.59, 0.60, 0.61]
+    second = [0.30, 0.31, 0.30, 0.29, 0.30, 0.61]
+    for one, other in ((first, second), (second, first)):
+        found = compare(one, other, kind)
+        assert found.shares is not None
+        assert sorted(share.good for share in found.shares) == [1, 6]
+        assert found.chance == barnard((6, 6), (1, 6))
+    assert compare([score + n / 20 for n, score in enumerate(first)], second, kind).shares is None

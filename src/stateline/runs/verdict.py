@@ -15,10 +15,10 @@ luck, is below the rate of a pair: three seeds suffice for one pair, four for si
 
 The t-test learns from the scores how much seeds vary. **Seeds that agree** to within the sampling
 error show no variation: the two models may be on two levels, such as a guess and half of the
-answer, and equal models may reach one or the other by luck. So if the seeds of both models agree,
-and all scores of one are above all of the other, the chance is at least 2 / 4^n. Levels around
-which seeds vary by more than the sampling error, or levels of losses, whose sampling error is not
-known, are taken for a difference.
+answer, and equal models may reach one or the other by luck. So if all seeds of a pair lie on two
+levels, the chance is at least that of Barnard's test of the shares on the better one: 2 / 4^n if
+all scores of one model are above all of the other. Levels around which seeds vary by more than the
+sampling error, or levels of losses, whose sampling error is not known, are taken for a difference.
 
 **One may look after every seed** if the number of looks is fixed before (:func:`judge` with
 ``looks``). A pair is then told apart if the test at one of the looks tells it apart; each look gets
@@ -258,7 +258,7 @@ def _test(
     first: Sequence[float], second: Sequence[float], kind: ScoreKind, rate: float = ERROR_RATE
 ) -> Difference:
     """One test of all scores, with an interval at an error rate."""
-    scores, sizes = (first, second), (len(first), len(second))
+    scores = (first, second)
     if any(map(kind.split, [*scores, [*first, *second]])):
         one, other = (Share(len(kind.solved(own)), len(own)) for own in scores)
         if {one.part, other.part} not in ({0.0}, {1.0}):
@@ -266,10 +266,8 @@ def _test(
     difference = fmean(first) - fmean(second)
     error, freedom = _error([(_deviation(own, kind.problems), len(own)) for own in scores])
     chance = _chance(difference, error, freedom)
-    if _levels(first, second, kind):
-        ahead = (difference > 0) == kind.higher_is_better
-        one, other = (Share(n * own, n) for n, own in zip(sizes, (ahead, not ahead), strict=True))
-        luck = _of_shares(one, other, rate)
+    if shares := _levels(first, second, kind):
+        luck = _of_shares(*shares, rate)
         if luck.chance > chance:
             return luck
     return Difference(difference, chance, rate, error, freedom)
@@ -280,17 +278,30 @@ def _of_shares(one: Share, other: Share, rate: float) -> Difference:
     return Difference(one.part - other.part, barnard(one, other), rate, shares=(one, other))
 
 
-def _levels(first: Sequence[float], second: Sequence[float], kind: ScoreKind) -> bool:
-    """Whether two models lie apart, and the seeds of each agree to within the sampling error."""
-    apart = max(first) < min(second) or max(second) < min(first)
-    if not kind.problems or not apart:
-        return False
-    free = len(first) + len(second) - 2
+def _levels(
+    first: Sequence[float], second: Sequence[float], kind: ScoreKind
+) -> tuple[Share, Share] | None:
+    """The seeds on the better of two levels; ``None`` if not all seeds agree with their level.
+
+    Levels are those of the models, if these lie apart, and else parted by the widest gap.
+    """
+    if not kind.problems:
+        return None
+    low, high = sorted((first, second), key=max)
+    if max(low) >= min(high):
+        every = sorted([*first, *second])
+        cut = max(range(1, len(every)), key=lambda n: every[n] - every[n - 1])
+        low, high = every[:cut], every[cut:]
     squares = [
         (len(own) - 1) * (stdev(own) / _sampling(own, kind.problems)) ** 2
-        for own in (first, second)
+        for own in (low, high)
+        if len(own) > 1
     ]
-    return sum(squares) < AGREE * free
+    if sum(squares) >= AGREE * (len(first) + len(second) - 2):
+        return None
+    better = high if kind.higher_is_better else low
+    one, other = (sum(score in better for score in own) for own in (first, second))
+    return Share(one, len(first)), Share(other, len(second))
 
 
 @cache
