@@ -37,9 +37,14 @@ class Sections(NamedTuple):
         tasks = [chart for charts in self.tasks.values() for chart in charts]
         return [*self.lengths, *self.trade_offs, *tasks, *self.keywords, *self.costs]
 
+    def by_state(self) -> list[Chart]:
+        """The scores of all tasks against the size of the state."""
+        names = {f"{name}-against-state-size" for name in self.tasks}
+        return [chart for chart in self.trade_offs if chart.name in names]
+
     def slides(self) -> dict[str, list[Chart]]:
         """The scores of each task by length and by state, by the name of a picture of both."""
-        first = {chart.name: chart for chart in [*self.lengths, *self.trade_offs]}
+        first = {chart.name: chart for chart in [*self.lengths, *self.by_state()]}
         pairs = {
             name: [first.get(f"{name}-by-length"), first.get(f"{name}-against-state-size")]
             for name in self.tasks
