@@ -1,5 +1,6 @@
 """Kernels on disk: what they compute does not depend on who compiled them, damage is mended."""
 
+import hashlib
 import os
 import resource
 import subprocess
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("numba")
+
+from stateline.ops.numba_common import jit
+
 pytestmark = pytest.mark.slow  # compiles in processes of its own
 
 ROTATE = """
@@ -88,3 +92,12 @@ def test_vectors_are_as_wide_as_the_processor_asked_for() -> None:
     for features, lanes in widths.items():
         environment = {"NUMBA_CPU_NAME": "x", "NUMBA_CPU_FEATURES": features}
         assert int(python(code, Path(os.devnull), **environment)[0]) == lanes
+
+
+def test_kernels_are_compiled_again_when_a_file_that_they_import_changes(tmp_path: Path) -> None:
+    plain, importing = tmp_path / "plain.py", tmp_path / "importing.py"
+    plain.write_bytes(b"import math\n")
+    importing.write_bytes(b"from stateline.ops.numba_common.blocks import dot\n")
+    own = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (plain, importing)]
+    assert jit._sources(str(plain)) == own[0]
+    assert jit._sources(str(importing)) != own[1]

@@ -112,16 +112,26 @@ def _ready(module: Any, made: dict[int, Any]) -> Any:
     of this very module, and frees them after the call.
     """
     kind: Any = type(module)
-    if any(callable(own) and hasattr(kind, name) for name, own in vars(module).items()):
+    if any(callable(vars(module)[name]) for name in vars(module).keys() & _names(kind)):
         return module
     if (key := id(module)) not in made:
-        hooked = any(v for k, v in vars(module).items() if k.endswith("_hooks"))
+        hooked = any(map(vars(module).get, _HOOKS))
         made[key] = copy = object.__new__(_decoding(kind, hooked))
         children = {name: child and _ready(child, made) for name, child in module._modules.items()}
         own = {**module._parameters, **module._buffers, **children}  # found without __getattr__
         vars(copy).update({**vars(module), **own, "_modules": children})
         vars(copy).update({name: get(copy) for name, get in _constants(kind).items()})
     return made[key]
+
+
+_HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
+"""Where a module keeps its hooks."""
+
+
+@cache
+def _names(kind: Any) -> frozenset[str]:
+    """What a class has."""
+    return frozenset(dir(kind))
 
 
 @cache

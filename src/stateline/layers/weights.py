@@ -1,5 +1,6 @@
 """Whether the weights of a model are those that a value was computed from."""
 
+import math
 from itertools import chain
 from operator import attrgetter, is_
 
@@ -63,7 +64,9 @@ def _has_memory(x: Tensor) -> bool:
 def _row_sums(x: Tensor) -> Tensor:
     """Sums of the bits of the rows, as whole numbers, so that no rounding hides a change."""
     rows = x.detach().reshape(-1, x.shape[-1] if x.ndim > 1 else 1)
-    rows = rows[:: -(-x.numel() // MOST_READ) or 1].contiguous()
-    size = rows.shape[-1] * rows.element_size()
+    rows = rows[:: -(-x.numel() // MOST_READ) or 1]
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    size = math.gcd(rows.shape[-1], rows.stride(0), rows.storage_offset()) * rows.element_size()
     kinds = (torch.int64, torch.int32, torch.int16, torch.uint8)
     return rows.view(next(kind for kind in kinds if size % kind.itemsize == 0)).sum(dim=-1)

@@ -148,8 +148,7 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, M
 
     def resets(self, x: Tensor, state: AttentionState | None = None) -> bool:
         """Whether the kernel skips scores between documents; a cache holds only the last one."""
-        plain = self.n_kv_heads == self.n_heads and not self.dropout.rate
-        plain = plain and self.settings.soft_cap is None
+        plain = not self.dropout.rate and self.settings.soft_cap is None
         runs = plain and kernels_run(OP, x.device.type)
         return state is None and (runs or preferred("attention") == "flex")
 

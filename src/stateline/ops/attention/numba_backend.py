@@ -31,8 +31,6 @@ def can_use(function: str, *inputs: Any) -> str:
     if function == "attention_step_":
         return _can_step(*inputs)
     q, k, v, mask, dropout = inputs
-    if q.shape[2] != k.shape[2] and not _takes_steps(q, k, v, mask):
-        return "with many queries, the numba kernel needs equal numbers of key and query heads"
     if mask.slopes is not None and wants_gradient(mask.slopes):
         return "the numba kernel gives no gradient to slopes"
     if mask.soft_cap is not None and not _takes_steps(q, k, v, mask):
@@ -107,7 +105,7 @@ def attention_step_(
 
 def _step(arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: AttentionMask) -> None:
     """Run the kernel for few queries."""
-    _run(softmax.step, arrays, strides, q, k, mask, q.shape[2] // k.shape[2], mask.soft_cap or 0.0)
+    _run(softmax.step, arrays, strides, q, k, mask, mask.soft_cap or 0.0)
 
 
 def _run(
@@ -122,8 +120,8 @@ def _run(
         np.full(heads, softmax.EVERYTHING) if windows is None else flat(windows, torch.int64),
         None if first is None else flat(first, torch.int64),
     )
-    arguments = (*arrays, *numbers, *strides, length, slots, heads, d, *more)
-    fan_out(kernel, arguments, batch * heads, 0.2 * batch * heads * length * slots * d)
+    arguments = (*arrays, *numbers, *strides, length, slots, heads, d, heads // k.shape[2])
+    fan_out(kernel, (*arguments, *more), batch * heads, 0.2 * batch * heads * length * slots * d)
 
 
 def _read(dtype: torch.dtype, *signals: Tensor) -> Any:
@@ -166,7 +164,11 @@ class _Recorded(torch.autograd.Function):
         mask = AttentionMask(*parts)
         dtype = launch.working_dtype(q)
         signals, strides = _read(dtype, q, k, v)
-        found = [torch.empty(x.shape, dtype=dtype, device="cpu") for x in (q, k, v)]
+        heads, kv_heads = q.shape[2], k.shape[2]
+        shapes = q.shape, *[(*x.shape[:2], heads, x.shape[3]) for x in (k, v)]
+        found = [torch.empty(shape, dtype=dtype, device="cpu") for shape in shapes]
         arrays = *signals, *(flat(x, dtype) for x in (grad, y, norms, *found))
         _run(softmax.backward, arrays, strides, q, k, mask)
+        if kv_heads < heads:
+            found[1:] = (g.unflatten(2, (kv_heads, -1)).sum(dim=3) for g in found[1:])
         return (*(g.to(q.dtype) for g in found), None)

@@ -261,11 +261,12 @@ def _forward_block(
 @kernel
 def forward(
     q, k, v, y, norms, starts, slopes, windows, firsts, of_q, of_k, of_v, length, slots, heads, d,
-    start, stop,
+    group, start, stop,
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, head); norms (task, query) are for ``backward``.
 
-    Tokens of q, k and v are ``of_q``, ``of_k`` and ``of_v`` entries apart.
+    Tokens of q, k and v are ``of_q``, ``of_k`` and ``of_v`` entries apart. Each ``group`` of heads
+    shares keys and values.
     """
     align_stack()
     one, wide = q.dtype.type(1), _up(d, LANES)
@@ -283,8 +284,8 @@ def forward(
         offset = _bounded(starts[row])
         least = offset - slots - MARGIN
         _by_distance(ceiling, bias, least, slope, window)
-        _pack(kp, k, row * slots * of_k + head * d, of_k, slots, d, one)
-        _pack(vp, v, row * slots * of_v + head * d, of_v, slots, d, one)
+        _pack(kp, k, row * slots * of_k + head // group * d, of_k, slots, d, one)
+        _pack(vp, v, row * slots * of_v + head // group * d, of_v, slots, d, one)
         _pack(rows, q, row * length * of_q + head * d, of_q, length, d, scale)
         for first in range(0, length, LANES):
             _turn(block, rows, first, wide)
@@ -313,9 +314,12 @@ def _weights(scores, grads, count, norms, deltas, first):
 @kernel
 def backward(
     q, k, v, gy, y, known, dq, dk, dv, starts, slopes, windows, firsts, of_q, of_k, of_v,
-    length, slots, heads, d, start, stop,
+    length, slots, heads, d, group, start, stop,
 ):  # fmt: skip
-    """Tasks ``start`` to ``stop`` of (row, head), from the outputs and norms of ``forward``."""
+    """Tasks ``start`` to ``stop`` of (row, head), from the outputs and norms of ``forward``.
+
+    Every head has its own gradients of keys and values.
+    """
     align_stack()
     one, wide = q.dtype.type(1), _up(d, LANES)
     size, queries = wide * LANES, _up(length, PADDING) * wide
@@ -338,8 +342,8 @@ def backward(
         offset = _bounded(starts[row])
         least = offset - slots - MARGIN
         _by_distance(ceiling, bias, least, slope, window)
-        _pack(kp, k, row * slots * of_k + head * d, of_k, slots, d, one)
-        _pack(vp, v, row * slots * of_v + head * d, of_v, slots, d, one)
+        _pack(kp, k, row * slots * of_k + head // group * d, of_k, slots, d, one)
+        _pack(vp, v, row * slots * of_v + head // group * d, of_v, slots, d, one)
         _pack(qp, q, row * length * of_q + head * d, of_q, length, d, scale)
         _pack(gp, gy, at, stride, length, d, one)
         for t in range(length):

@@ -47,7 +47,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
     for rows, times, slots, bias in _blocks(q, k, mask):
         scores = _scores(queries[rows, :, times], keys[rows, :, slots], mask.soft_cap)
         weights = scores.add_(bias).softmax(dim=-1)
-        y[rows, times] = _product(weights, values[rows, :, slots]).transpose(1, 2).to(y.dtype)
+        y[rows, times] = product(weights, values[rows, :, slots]).transpose(1, 2).to(y.dtype)
     return y
 
 
@@ -67,17 +67,17 @@ def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask
         g_b = grads[rows, :, times]
         scores = _scores(q_b, k_b, mask.soft_cap)
         weights = (scores + bias).softmax(dim=-1)
-        grad_scores = _product(g_b, v_b.mT)
+        grad_scores = product(g_b, v_b.mT)
         along = (weights * grad_scores).sum(dim=-1, keepdim=True)
         grad_scores.sub_(along).mul_(weights)
         if grad_slopes is not None:
             grad_slopes.add_(grad_scores.sum(dim=(0, 2)) @ slot[slots])
         if mask.soft_cap is not None:
             grad_scores.mul_(1 - (scores / mask.soft_cap).square_())
-        grad_q[rows, :, times] = _product(grad_scores, k_b)
+        grad_q[rows, :, times] = product(grad_scores, k_b)
         n = k.shape[2]
-        grad_k[rows, :, slots].add_(_grouped(grad_scores, n).mT @ _grouped(q_b, n))
-        grad_v[rows, :, slots].add_(_grouped(weights, n).mT @ _grouped(g_b, n))
+        grad_k[rows, :, slots].add_(grouped(grad_scores, n).mT @ grouped(q_b, n))
+        grad_v[rows, :, slots].add_(grouped(weights, n).mT @ grouped(g_b, n))
     scale = q.shape[-1] ** -0.5
     found = (g.transpose(1, 2) for g in (grad_q * scale, grad_k * scale, grad_v))
     return *found, AttentionMask(slopes=grad_slopes)
@@ -91,7 +91,7 @@ def heads_first(*tensors: Tensor) -> list[Tensor]:
 
 def _scores(q: Tensor, k: Tensor, soft_cap: float | None) -> Tensor:
     """Scores of the slots for each query of a block, before the bias."""
-    return capped_(_product(q * q.shape[-1] ** -0.5, k.mT), soft_cap)
+    return capped_(product(q * q.shape[-1] ** -0.5, k.mT), soft_cap)
 
 
 def capped_(scores: Tensor, soft_cap: float | None) -> Tensor:
@@ -99,15 +99,15 @@ def capped_(scores: Tensor, soft_cap: float | None) -> Tensor:
     return scores if soft_cap is None else scores.div_(soft_cap).tanh_().mul_(soft_cap)
 
 
-def _grouped(x: Tensor, n_groups: int) -> Tensor:
+def grouped(x: Tensor, n_groups: int) -> Tensor:
     """Stack the rows of heads that share keys: (batch, group, head of the group * query, ...)."""
     return x.unflatten(1, (n_groups, x.shape[1] // n_groups)).flatten(2, 3)
 
 
-def _product(x: Tensor, shared: Tensor) -> Tensor:
+def product(x: Tensor, shared: Tensor) -> Tensor:
     """Multiply each head by the matrix of its group, which is not copied."""
     n_groups, n_heads, length = shared.shape[1], x.shape[1], x.shape[2]
-    rows = _grouped(x, n_groups) @ shared
+    rows = grouped(x, n_groups) @ shared
     return rows.unflatten(2, (n_heads // n_groups, length)).flatten(1, 2)
 
 

@@ -126,6 +126,4 @@ def local_attention(
         phase = torch.zeros(q.shape[0], dtype=torch.int64, device=q.device)
         window = window._replace(phase=phase)
     k, v = k.to(q.dtype), v.to(q.dtype)
-    if k.shape[2] != q.shape[2]:
-        k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
     return backend(q, k, v, window, dropout)

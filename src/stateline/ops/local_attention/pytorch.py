@@ -11,7 +11,9 @@ from stateline.ops.attention.pytorch import (
     MANY_SCORES,
     SCORES_PER_BLOCK,
     capped_,
+    grouped,
     heads_first,
+    product,
 )
 from stateline.ops.kernel_op import KernelOp, values_at_hand
 from stateline.ops.local_attention import LocalWindow
@@ -54,10 +56,12 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropout: fl
         if q.device.type == "cpu" and window.soft_cap is None:  # others restrict the mask
             if far is not None:
                 mask = mask + _by_slot(q_b @ far.mT, mask.shape[-1])
-            y_b = F.scaled_dot_product_attention(q_b, k_b, v_b, mask, dropout, scale=1.0)
+            y_b = F.scaled_dot_product_attention(
+                q_b, k_b, v_b, mask, dropout, scale=1.0, enable_gqa=True
+            )
         else:
             weights = _scores(q_b, k_b, far, window.soft_cap).add_(mask).softmax(dim=-1)
-            y_b = F.dropout(weights, dropout) @ v_b
+            y_b = product(F.dropout(weights, dropout), v_b)
         y[rows, times] = y_b.masked_fill_(blind, 0.0).transpose(1, 2).to(y.dtype)
     return y
 
@@ -81,14 +85,15 @@ def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, window: LocalWindow
         g_b = grads[rows, :, times].masked_fill(blind, 0.0)
         scores = _scores(q_b, k_b, far, window.soft_cap)
         weights = (scores + mask).softmax(dim=-1)
-        grad_scores = _softmax_backward(g_b @ v_b.mT, weights, -1, weights.dtype)
+        grad_scores = _softmax_backward(product(g_b, v_b.mT), weights, -1, weights.dtype)
         if window.bias is not None:
             _part(grad_table, block).add_(grad_scores.sum(dim=0))
         if window.soft_cap is not None:
             grad_scores = grad_scores * (1 - (scores / window.soft_cap).square_())
-        grad_q[rows, :, times] = grad_scores @ k_b
-        grad_k[rows, :, slots].add_(grad_scores.mT @ q_b)
-        grad_v[rows, :, slots].add_(weights.mT @ g_b)
+        grad_q[rows, :, times] = product(grad_scores, k_b)
+        n = k.shape[2]
+        grad_k[rows, :, slots].add_(grouped(grad_scores, n).mT @ grouped(q_b, n))
+        grad_v[rows, :, slots].add_(grouped(weights, n).mT @ grouped(g_b, n))
         if far is not None and grad_far is not None:
             by_distance = _by_distance(grad_scores, len(far))
             grad_q[rows, :, times].add_(by_distance @ far)
@@ -190,7 +195,7 @@ def _mask(
 
 def _scores(q: Tensor, k: Tensor, far: Tensor | None, soft_cap: float | None) -> Tensor:
     """Scores of the slots for each query of a block, before the mask."""
-    scores = q @ k.mT
+    scores = product(q, k.mT)
     if far is not None:
         scores += _by_slot(q @ far.mT, scores.shape[-1])
     return capped_(scores, soft_cap)

@@ -12,6 +12,7 @@ def local_attention(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropou
     size, first, bias, position_keys, block_len, phase, cap = window
     dtype = torch.promote_types(q.dtype, torch.float32)
     length, slots = q.shape[1], k.shape[1]
+    k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
     slot = torch.arange(slots, device=q.device)
     distance = slots - length + torch.arange(length, device=q.device)[:, None] - slot
     allowed = (distance >= 0) & (distance < size)

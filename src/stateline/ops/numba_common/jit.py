@@ -5,6 +5,7 @@
 import hashlib
 import inspect
 import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -19,19 +20,25 @@ _log = logging.getLogger("stateline")
 
 
 @cache
-def _sources() -> str:
-    """Hash of all files that kernels are made of.
+def _sources(file: str) -> str:
+    """Hash of the file of a kernel and of those of ``ops`` that it imports, one by one.
 
     Numba notices changes in a kernel's own file only, not in the functions that it calls.
     """
-    ops = Path(__file__).parents[1]
-    files = sorted([*ops.glob("*/*_kernel.py"), *ops.glob("numba_common/*.py")])
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    package, found, left = Path(__file__).parents[3], {}, [Path(file)]
+    while left:
+        path = left.pop()
+        if path not in found and path.is_file():
+            found[path] = path.read_bytes()
+            names = re.findall(rb"^from (stateline\.ops\.[\w.]+) import", found[path], re.MULTILINE)
+            left += [package / f"{name.decode().replace('.', '/')}.py" for name in names]
+    return hashlib.sha256(b"".join(found[path] for path in sorted(found))).hexdigest()
 
 
 def _stamped(locator: type) -> type:
-    """A place for compiled kernels, which are compiled again if any of the sources changes."""
-    return type(locator.__name__, (locator,), {"get_source_stamp": lambda _: _sources()})
+    """A place for compiled kernels, which are compiled again if one of their sources changes."""
+    stamp = {"get_source_stamp": lambda self: _sources(self._py_file)}
+    return type(locator.__name__, (locator,), stamp)
 
 
 class _Files(caching.CompileResultCacheImpl):
