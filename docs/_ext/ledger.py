@@ -303,8 +303,9 @@ def _section(entry: Entry) -> str:
     if (name := _chart(entry)) and (PAGES / name).exists():
         lines += [f"![{_capital(entry.place)}: our figures]({name})"]
     chances = ", ".join(f"{own.chance:.2g}" for own in entry.judged)
+    counted = _capital(seeds(shown, record.unit))
     how = (
-        f"{_capital(seeds(shown))}, {claim.size} size, {record.created}, {_commits(record)}. "
+        f"{counted}, {claim.size} size, {record.created}, {_commits(record)}. "
         f"Chance of each difference between equal models: {chances} (decided below "
         f"{rate_of(claim.statements, claim.looks):.2g})."
     )

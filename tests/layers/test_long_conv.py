@@ -50,6 +50,15 @@ def test_the_filter_does_not_depend_on_the_length_of_the_input() -> None:
         torch.testing.assert_close(layer(x[:, :3]), layer(x)[:, :3])
 
 
+def test_a_sequence_computes_as_many_taps_as_it_has_tokens() -> None:
+    layer, x = filters(filter_len=50), torch.randn(1, 7, 3, dtype=torch.float64)
+    torch.testing.assert_close(layer.first_taps(7), layer.taps()[:, :7])
+    layer(x).sum().backward()
+    assert layer.features.grad is not None
+    assert layer.features.grad[:7].abs().min() > 0
+    assert layer.features.grad[7:].abs().max() == 0
+
+
 def test_windows_decay_to_a_hundredth_within_their_parts_of_the_filter() -> None:
     layer = ImplicitFilters(7, n_filters=2, filter_len=1001)
     windows = torch.exp(-layer.times[:, None] * layer.rates)

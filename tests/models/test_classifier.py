@@ -175,3 +175,24 @@ def test_a_row_without_positions_has_no_class() -> None:
     model = new_model()
     with pytest.raises(InputError, match="at least one position, got none"):
         model.classify(model.example_input(2, 0))
+
+
+def test_batch_normalisation_is_over_rows_and_positions_and_for_whole_rows_alone(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    settings = {"d_model": 8, "norm": "batch", "feed_forward": "none"}
+    model = SequenceClassifier(ClassifierConfig("bidirectional(s4d)*2", 5, **settings))
+    x, seen = torch.randint(5, (6, 7)), []
+    model.norm.register_forward_hook(lambda *call: seen.append(call[2]))
+    model(x)
+    torch.testing.assert_close(seen[0].mean(dim=(0, 1)), torch.zeros(8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        seen[0].var(dim=(0, 1), unbiased=False), torch.ones(8), atol=1e-2, rtol=0
+    )
+    model.eval()
+    torch.testing.assert_close(model(x)[:1], model(x[:1]))  # the running means, not the batch's
+    save_model(model, tmp_path / "model")
+    assert load_classifier(tmp_path / "model").eval()(x).equal(model(x))
+    with pytest.raises(InputError, match="shows later positions to earlier ones in training"):
+        SequenceClassifier(ClassifierConfig("s4d*2", 5, **settings))

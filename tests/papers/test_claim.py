@@ -193,3 +193,22 @@ def test_a_statement_needs_recorded_figures() -> None:
         judge(Statement(of="best", above=1.0), record())
     with pytest.raises(InputError, match="no figure of good, loss"):
         judge(Statement(of="good", above=1.0, column="loss"), record())
+
+
+def test_answers_to_examples_are_judged_by_their_shares() -> None:
+    """The binomial test, and the words of examples in place of seeds."""
+    rows = [
+        RecordedRow(label=name, seeds=[*range(20)], values=[[100.0] * n + [0.0] * (20 - n)])
+        for name, n in {"much": 19, "half": 11, "none": 0}.items()
+    ]
+    answered = msgspec.structs.replace(
+        record(), columns=["answers"], rows=rows, solved={"answers": 100.0}, unit="examples"
+    )
+
+    def told(**statement: object) -> Judged:
+        return judge(msgspec.convert({**statement, "share": True}, Statement), answered)
+
+    assert told(of="much", above=0.5).outcome == told(of="much", above="none").outcome == "holds"
+    assert told(of="half", above=0.5).outcome == "undecided"
+    words = "share of exact answers, answers: none (0 of 20 examples (0 to 17 %)) above 0.5"
+    assert told(of="none", above=0.5).words == words

@@ -82,6 +82,29 @@ def test_a_cache_makes_the_attention_of_a_staircase_linear_in_its_steps() -> Non
     assert per_step(1, 2 * CHUNK) == pytest.approx(2 * per_step(1, CHUNK), rel=0.01)
 
 
+def test_a_staircase_costs_tokens_times_passes() -> None:
+    """If its core looks back at most a chunk: N passes of a token, at any length."""
+
+    def cost(passes: int, length: int = LONG) -> float:
+        layer = Residual(SlidingAttention(8, window=CHUNK, n_heads=2), nn.LayerNorm(8))
+        return Staircase(layer, passes=passes, chunk_len=CHUNK).flops_per_token(length)
+
+    assert cost(4, 8 * LONG) == pytest.approx(cost(4), rel=0.01)
+    assert cost(8) == pytest.approx(2 * cost(4), rel=0.01)
+
+
+def test_a_staircase_with_chunks_of_one_token_and_two_passes_is_a_recurrent_network() -> None:
+    """h_t = f(h_{t-1}, x_t), of which the second pass reads the output."""
+    torch.manual_seed(0)
+    layer, x = core().double(), torch.randn(2, 9, 8, dtype=F64)
+    h, ys = layer(x[:, :1]), []
+    for t in range(1, 9):
+        ys.append(layer(h))
+        h = layer(torch.cat([h, x[:, t : t + 1]], dim=1))[:, 1:]
+    wanted = torch.cat([*ys, layer(h)], dim=1)
+    assert_close(Staircase(layer, passes=2, chunk_len=1)(x), wanted)
+
+
 def test_h3_costs_a_logarithm_per_token_where_attention_costs_the_length() -> None:
     h3, attention = H3(8), Attention(8, n_heads=1)
     assert h3.flops_per_token(16 * LONG) < 1.5 * h3.flops_per_token(LONG)
@@ -201,6 +224,20 @@ def test_the_state_after_a_chunk_is_the_paper_s_matrix_times_its_inputs() -> Non
     m = torch.stack([a**power * b for power in range(4, -1, -1)], dim=1)
     _, state = layer.forward_chunk(u[None, :, None], layer.init_state(1))
     assert_close(torch.view_as_complex(state.h[0, 0]), m @ u.to(m.dtype))
+
+
+def test_a_state_adds_what_it_becomes_to_the_convolution() -> None:
+    """y_t = C A^(t+1) x_0 + sum of C A^i B u_{t-i} + D u_t; half of the modes are conjugates."""
+    torch.manual_seed(0)
+    layer, u = DiagonalSSM(1, d_state=6).double(), torch.randn(1, 5, 1, dtype=F64)
+    weights = layer.weights()
+    a, c = torch.view_as_complex(weights.log_a[0]).exp(), torch.view_as_complex(weights.c[0])
+    zero = layer.init_state(1)
+    x0 = torch.randn_like(zero.h)
+    start = torch.view_as_complex(x0[0, 0])
+    free = torch.stack([(c * a**power * start).sum() for power in range(1, 6)])
+    y, _ = layer.forward_chunk(u, zero._replace(h=x0))
+    assert_close((y - layer(u)).flatten(), 2 * free.real)
 
 
 def block_fft(x: Tensor, radix: int) -> tuple[Tensor, int]:

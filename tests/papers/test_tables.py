@@ -60,6 +60,16 @@ def test_the_model_of_every_row_can_be_built(name: str) -> None:
             assert count_parameters(config(recipe, TASKS[parse_pattern(spec)[0].name])) > 0
 
 
+def test_no_figure_of_a_paper_stands_beside_a_model_of_another_size() -> None:
+    beside = {
+        name
+        for name in TABLES
+        if "laptop" in (table := find_table(name, RECIPES)[1]).sizes
+        and any(figure is not None for row in table.rows_of("laptop") for figure in row.paper)
+    }
+    assert beside == {"h3/table_2", "h3/table_2_plain", "h3/table_12"}  # the paper's own size
+
+
 def test_a_row_overrides_its_size_and_a_size_overrides_the_recipe(
     tmp_path: Path,
 ) -> None:

@@ -37,14 +37,34 @@ class OffsetRMSNorm(nn.Module):
         return 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
 
 
+class BatchNorm(nn.BatchNorm1d):
+    r"""Batch normalisation of each channel, over all rows and positions.
+
+    .. math:: y = w \odot (x - \mathrm{E}[x]) / \sqrt{\mathrm{Var}[x] + \epsilon} + b
+
+    In training, mean and variance are those of the batch, padding included, so an output depends on
+    later positions; models of whole rows alone have it. Else they are running means.
+
+    References:
+        Ioffe and Szegedy, "Batch Normalization", ICML 2015.
+    """
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Normalise the last axis's channels."""
+        return super().forward(x.mT).mT
+
+
 NORMS: Mapping[str, Callable[..., nn.Module]] = {
     "layer": lambda d_model, eps=1e-5: nn.LayerNorm(d_model, eps=eps),
     "rms": lambda d_model, eps=1e-5: nn.RMSNorm(d_model, eps=eps),
     "rms_offset": OffsetRMSNorm,
+    "batch": BatchNorm,
     "none": lambda _d_model, _eps=1e-5: nn.Identity(),
 }
 """Layer normalisation (with bias), root-mean-square normalisation (without), the same with a weight
-that is stored as an offset from one, or none.
+that is stored as an offset from one, batch normalisation, or none.
 
 Each takes the width and an epsilon that is added to the variance.
 """

@@ -75,7 +75,13 @@ def build_stack(config: ModelConfig) -> Stack:
             layer or keyword or a value that cannot be used.
     """
     plan = _plan_of(config)
-    return Stack(*_layers(plan.items, plan.feed_forward, config))
+    stack = Stack(*_layers(plan.items, plan.feed_forward, config))
+    if config.norm == "batch" and stack.causal:
+        raise InputError(
+            "norm='batch' shows later positions to earlier ones in training: take norm='layer', or "
+            "bidirectional layers"
+        )
+    return stack
 
 
 def _plan_of(config: ModelConfig) -> Plan:

@@ -76,7 +76,8 @@ class ModelConfig(Settings):
         norm_after: Mixers, separated by spaces, in whose sequential blocks the norms follow the
             layers: ``x + norm(layer(x))``, as in OLMo 2.
         norm: Normalisation before each layer and at the end: ``layer``, ``rms``, ``rms_offset``
-            (whose weight is stored as an offset from one) or ``none``.
+            (whose weight is stored as an offset from one), ``batch`` (batch normalisation, for
+            models without causal layers alone) or ``none``.
         norm_eps: Added to the variance (or mean square) before taking its root.
         feed_forward: What follows each layer that wants a feed-forward: ``gelu`` (tanh
             approximation), ``gelu_exact``, ``relu``, ``relu2``, ``swiglu``, ``geglu``,
@@ -111,7 +112,7 @@ class ModelConfig(Settings):
     d_model: Width = 64
     block: Block = "sequential"
     norm_after: str = ""
-    norm: Literal["layer", "rms", "rms_offset", "none"] = "layer"
+    norm: Literal["layer", "rms", "rms_offset", "batch", "none"] = "layer"
     norm_eps: Positive = 1e-5
     feed_forward: FeedForwardKind = "gelu"
     tie_embeddings: bool = True

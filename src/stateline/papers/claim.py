@@ -141,7 +141,8 @@ def judge(statement: Statement, record: TableRecord, rate: float = ERROR_RATE) -
         outcome = "undecided"  # the smaller value is only a lower bound
     side = "above" if sign > 0 else "below"
     place = statement.column or record.columns[0]
-    place = f"share of seeds that solve, {place}" if statement.share else place
+    done = "seeds that solve" if record.unit == "seeds" else "exact answers"
+    place = f"share of {done}, {place}" if statement.share else place
     if statement.against:
         told += f", {statement.against}"
     said = f"{place}: {statement.of} ({first.words}) {side} {told}"
@@ -191,7 +192,7 @@ class _Values(NamedTuple):
             if heading not in record.solved:
                 raise InputError(f"the record does not say from which {heading} a seed has solved")
             good = [float(record.solves(heading, value)) for value in found]
-            return cls(good, True, share(int(sum(good)), len(good)))
+            return cls(good, True, share(int(sum(good)), len(good), record.unit))
         bound = row.updates if heading.startswith("updates") else None
         missing = math.nan if bound is None else float(bound)
         values = [missing if value is None else value for value in found]

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import field
@@ -80,6 +80,7 @@ class TableRecord(Record, frozen=True, kw_only=True):
         solved: By heading, the value from which a seed has solved the task, where some seeds do and
             others do not.
         lower: Headings of which lower values are better: errors, losses and updates.
+        unit: What a value of a row is of: a seed, or an example, which is answered or not.
         note: What differs from what the command does today.
         format: :data:`FORMAT`.
     """
@@ -93,6 +94,7 @@ class TableRecord(Record, frozen=True, kw_only=True):
     rows: list[RecordedRow]
     solved: dict[str, float] = field(default_factory=dict)
     lower: list[str] = field(default_factory=list)
+    unit: Literal["seeds", "examples"] = "seeds"
     note: str = ""
     format: str = FORMAT
 

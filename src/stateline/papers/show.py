@@ -25,8 +25,11 @@ def figure(record: TableRecord, row: RecordedRow, column: int) -> str:
     decides = heading if heading in record.solved else next(iter(record.solved))
     scores = row.values[record.columns.index(decides)]
     solved = [record.solves(decides, score) for score in scores]
+    found = share(sum(solved), len(solved), record.unit)
+    if record.unit == "examples":
+        return found
     words = kinds(row.values[column], solved)
-    return f"{share(sum(solved), len(solved))}: {words}" if heading == decides else words
+    return f"{found}: {words}" if heading == decides else words
 
 
 def kinds(values: Sequence[float | None], solved: Sequence[bool]) -> str:
@@ -82,7 +85,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) and abs(value) >= 1000 else f"{value:.4g}"
 
 
-def share(solved: int, count: int) -> str:
+def share(solved: int, count: int, unit: str = "seeds") -> str:
     """How many seeds have solved a task, with the 95 % interval of the share of all seeds.
 
     The interval is Clopper and Pearson's: for a share outside it, so large a count, or so small a
@@ -98,7 +101,7 @@ def share(solved: int, count: int) -> str:
 
     grid = [i / 1000 for i in range(1001)]
     inside = [p for p in grid if at_most(solved, p) > 0.025 and 1 - at_most(solved - 1, p) > 0.025]
-    return f"{solved} of {count} seeds ({100 * inside[0]:.0f} to {100 * inside[-1]:.0f} %)"
+    return f"{solved} of {count} {unit} ({100 * inside[0]:.0f} to {100 * inside[-1]:.0f} %)"
 
 
 def print_table(record: TableRecord, console: Console) -> None:
@@ -121,9 +124,9 @@ def print_table(record: TableRecord, console: Console) -> None:
     console.print(f"{seeds(record.rows)}: {shown}; in brackets, the paper.")
 
 
-def seeds(rows: Sequence[RecordedRow]) -> str:
-    """How many seeds some rows have, in words: ``3 seeds``."""
+def seeds(rows: Sequence[RecordedRow], unit: str = "seeds") -> str:
+    """How many seeds, or examples, some rows have, in words: ``3 seeds``."""
     counts = sorted({len(row.seeds) for row in rows})
     return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + (
-        " seed" if counts == [1] else " seeds"
+        f" {unit[:-1]}" if counts == [1] else f" {unit}"
     )

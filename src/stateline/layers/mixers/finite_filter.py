@@ -45,6 +45,10 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
     def taps(self) -> Float[Tensor, "output filter_len"]:
         """All filters, in float32 or better; a skip connection is part of the first tap."""
 
+    def first_taps(self, count: int) -> Float[Tensor, "output taps"]:  # noqa: ARG002
+        """At least ``count`` taps of each filter, if it has so many: all that a sequence needs."""
+        return self.taps()
+
     def finish(self, y: Float[Tensor, "*batch output"]) -> Float[Tensor, "*batch output"]:
         """Apply the position-wise part after the filters; by default there is none."""
         return y
@@ -60,7 +64,8 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
 
     @override
     def forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
-        return self.finish(short_conv(x, self.taps(), starts=mask_of(starts))).to(x.dtype)
+        taps = self.first_taps(x.shape[1])
+        return self.finish(short_conv(x, taps, starts=mask_of(starts))).to(x.dtype)
 
     @override
     def forward_chunk(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from stateline.layers.decoder import prepared
 from stateline.layers.mixers.finite_filter import FiniteFilter
@@ -77,16 +78,19 @@ class ImplicitFilters(FiniteFilter):
     def flops_per_token(self, length: int) -> float:
         """The convolution of each output, and the network, shared by all tokens."""
         weights = self.w_in.numel() + self.w_hidden.numel() + self.w_out.numel()
-        return super().flops_per_token(length) + 2.0 * self.filter_len * weights / length
+        return super().flops_per_token(length) + 2.0 * weights * min(1, self.filter_len / length)
 
     @prepared
     def taps(self) -> Float[Tensor, "outputs filter_len"]:
         """All filters; the skip connection is added to the first tap."""
+        return self.first_taps(self.filter_len)
+
+    @override
+    def first_taps(self, count: int) -> Float[Tensor, "outputs taps"]:
         layers = (self.w_in, self.b_in, self.w_hidden, self.b_hidden, self.w_out)
-        values = _network(self.features, *layers, self.frequency)
-        windows = torch.exp(-self.times[:, None] * self.rates) + self.settings.shift
-        first = F.pad(self.skip[:, None], (0, self.filter_len - 1))
-        return (values * windows).mT + first
+        values = _network(self.features[:count], *layers, self.frequency)
+        windows = torch.exp(-self.times[:count, None] * self.rates) + self.settings.shift
+        return (values * windows).mT + F.pad(self.skip[:, None], (0, len(values) - 1))
 
 
 class LongConv(SSMLayer):
