@@ -57,7 +57,7 @@ def test_the_verdicts_that_changed_are_those_of_today() -> None:
         assert before != now
         assert f"| **{now}** | [{claim}](" in pages[page]
     measured = sum(len(re.findall(r"^\| \*\*", own, re.MULTILINE)) for own in pages.values())
-    assert f"Nine of the {measured} measured verdicts" in text
+    assert f"Ten of the {measured} measured verdicts" in text
 
 
 def test_as_good_as_has_the_margin_of_the_paper() -> None:
