@@ -4,10 +4,13 @@ Run it: python examples/packing_speed.py
 
     python examples/packing_speed.py h3 mamba2 --rounds 9
     python examples/packing_speed.py mamba2*2 --names       # documents of some ten bytes
+    python examples/packing_speed.py "h3 attention h3 lstm" --cut_once
 
 The documents are the functions of the standard library: a third of them as their names, a third as
 a question and its answer (what does NAME do? the first line of its docstring), a third as their
-source. Updates of the three ways take turns on one thread, and processor time is measured.
+source. Updates of the three ways take turns on one thread, and processor time is measured. With
+``--cut_once``, the last columns compare packed rows whose documents are cut out once, before the
+first layer, with packed rows of which each layer cuts out or reads the documents itself.
 """
 
 import argparse
@@ -23,6 +26,7 @@ import numpy as np
 import torch
 
 from stateline.data.token_text import TokenText
+from stateline.layers.documents import Documents as Cut
 from stateline.models.factory import make_model
 from stateline.models.presets import configure
 from stateline.tasks.base import IGNORE, Task
@@ -33,6 +37,20 @@ from stateline.train.loop import ALONE
 from stateline.train.update import Updater
 
 WAYS: tuple[Documents, ...] = ("join", "separate", "pack")
+
+
+class CutsOnce(torch.nn.Module):
+    """A stack whose documents are cut out before its first layer."""
+
+    def __init__(self, stack: Any) -> None:
+        super().__init__()
+        self.stack = stack
+
+    def forward(self, x: torch.Tensor, starts: Any = None) -> torch.Tensor:
+        """Outputs of the stack."""
+        if starts is None:
+            return self.stack(x)
+        return Cut.of(starts, x).whole.apply(x, lambda _, rows: self.stack(rows))
 
 
 class Short(TextTask):
@@ -74,16 +92,16 @@ def scored(task: Task, batches: int = 8) -> float:
     return float((targets != IGNORE).float().mean())
 
 
-def speeds(
-    pattern: str, tasks: dict[Documents, Short], config: TrainConfig, width: int
-) -> list[str]:
-    """A line of the table: positions per second and targets per second, relative to joined."""
+def speeds(pattern: str, tasks: dict[str, Short], config: TrainConfig, width: int) -> list[str]:
+    """A line of the table: positions per second and targets per second, relative to the first."""
     updates = {}
     for way, task in tasks.items():
         torch.manual_seed(0)
         model = make_model(configure(pattern, vocab_size=256, d_model=width)).train()
+        if way == "cut once":
+            model.stack = CutsOnce(model.stack)
         updates[way] = Updater(model, task, config, ALONE), Batches(task, config, ALONE)
-    seconds: dict[Documents, list[float]] = {way: [] for way in tasks}
+    seconds: dict[str, list[float]] = {way: [] for way in tasks}
     for step in range(config.steps):  # the first round compiles kernels
         for way, (update, batches) in updates.items():
             micro_batches = batches.update(step)
@@ -91,11 +109,12 @@ def speeds(
             update(micro_batches, step)
             seconds[way].append(time.process_time() - started)
     times = {way: own[1:] for way, own in seconds.items()}
-    one = tasks["join"]
-    joined = one.train_length * one.batch_size / statistics.median(times["join"])
-    cells = [pattern, f"{joined:,.0f}"]
-    for way in WAYS[1:]:
-        pairs = zip(times["join"], times[way], strict=True)
+    first, *others = tasks
+    one = tasks[first]
+    speed = one.train_length * one.batch_size / statistics.median(times[first])
+    cells = [pattern, f"{speed:,.0f}"]
+    for way in others:
+        pairs = zip(times[first], times[way], strict=True)
         ratios = sorted(a / b for a, b in pairs)
         low, middle, high = ratios[0], statistics.median(ratios), ratios[-1]
         cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
@@ -112,19 +131,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--d_model", type=int, default=128, help="width")
     parser.add_argument("--rounds", type=int, default=7, help="updates that are timed")
     parser.add_argument("--names", action="store_true", help="names of functions alone")
+    parser.add_argument("--cut_once", action="store_true", help="compare two ways to cut")
     parser.add_argument("--carry_state", action="store_true", help="rows continue the last batch")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     carry: dict[str, Any] = {"carry_state": True, "carry_cap": 1 << 20} if given.carry_state else {}
     config = TrainConfig(steps=given.rounds + 1, warmup_steps=0, **carry)
     texts = documents_of_library(names=given.names)
-    tasks = {way: Short(texts, way, given.length, given.rows) for way in WAYS}
+    ways: dict[str, Documents] = {way: way for way in WAYS}
+    if given.cut_once:
+        ways = {"pack": "pack", "cut once": "pack"}
+    tasks = {name: Short(texts, way, given.length, given.rows) for name, way in ways.items()}
     shares = ", ".join(f"{way} {scored(task):.1%}" for way, task in tasks.items())
     print(f"{len(texts):,} documents of {np.mean([*map(len, texts)]):.0f} bytes on average")
     print(f"positions scored: {shares}\n")
-    titles = ("model", "joined, positions/s", "separate / joined", "its targets")
-    print(f"| {' | '.join([*titles, 'packed / joined', 'its targets'])} |")
-    print("|---" * 6 + "|")
+    first, *others = ways
+    titles = ["model", f"{first}, positions/s"]
+    for way in others:
+        titles += [f"{way} / {first}", "its targets"]
+    print(f"| {' | '.join(titles)} |")
+    print("|---" * len(titles) + "|")
     for pattern in given.patterns or ["h3*2", "mamba2*2", "gated_delta_net*2", "attention*2"]:
         print(f"| {' | '.join(speeds(pattern, tasks, config, given.d_model))} |", flush=True)
 

@@ -44,6 +44,7 @@ PARTS = [
     "charts",
     "plugins",
     "settings",
+    "pattern",
     "workers",
     "allocator",
     "files",

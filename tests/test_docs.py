@@ -25,7 +25,7 @@ import stateline
 from stateline.cli import COMMANDS, Parser, _underscored, train
 from stateline.cli.parser import take_imports
 from stateline.layers import LAYERS, WRAPPERS
-from stateline.models.pattern import format_pattern, parse_pattern
+from stateline.pattern import format_pattern, parse_pattern
 from stateline.tasks import TASKS, make_task
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from stateline.models.config import ModelConfig
-from stateline.models.pattern import parse_pattern
 from stateline.models.size import count_parameters
+from stateline.pattern import parse_pattern
 from stateline.tasks import TASKS
 from stateline.tasks.base import Task
 
@@ -71,7 +71,7 @@ def test_a_window_recipe_differs_from_its_reference_in_windows_alone(name: str) 
     ("name", "allowed"),
     [(n, {"pattern"}) for n in BLOCK_STATE if n.startswith("place_")]
     + [(n, {"pattern", "model.d_model"}) for n in BLOCK_STATE if n.startswith("number_")]
-    + [(n, {"model.layers.block_state.d_state"}) for n in BLOCK_STATE if n.startswith("state_")]
+    + [(n, {"model.layers.block_state.ssm"}) for n in BLOCK_STATE if n.startswith("state_")]
     + [("lift_full_sh", {"model.layers.block_state.lift", "model.d_model"})],
 )
 def test_ablations_differ_from_their_reference_in_one_thing(name: str, allowed: set[str]) -> None:

@@ -11,9 +11,9 @@ from stateline.cli import recipe as train
 from stateline.cli.train import add_arguments
 from stateline.compare import recipe as compare
 from stateline.models.config import ModelConfig
-from stateline.models.pattern import parse_pattern
 from stateline.models.sequence_head import ClassifierConfig
 from stateline.models.size import count_parameters
+from stateline.pattern import parse_pattern
 from stateline.tasks import TASKS, RowsTask
 from stateline.train.config import TrainConfig
 

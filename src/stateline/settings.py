@@ -4,7 +4,8 @@ import inspect
 import math
 import types
 from abc import ABCMeta
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import Field, fields
 from functools import cache
 from typing import (
     Annotated,
@@ -19,6 +20,7 @@ from typing import (
 )
 
 from stateline.errors import InputError, check_choice
+from stateline.pattern import format_value, parse_value
 
 INT64 = range(-(2**63), 2**63)
 """Integers that tensors, files and random generators can hold."""
@@ -114,6 +116,58 @@ class Settings(metaclass=Checked):
     """
 
 
+class Choice(Settings):
+    """A value of a setting that has settings of its own: ``position=rope(base=500000)``.
+
+    A setting whose annotation names the class takes an instance, and what a pattern has: its word,
+    alone or with keywords.
+
+    Attributes:
+        owner: The word.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Rms(Choice):
+        ...     owner = "rms"
+        ...     eps: NotNegative = 1e-6
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class NormSettings(Settings):
+        ...     kind: Literal["none"] | Rms = "none"
+        >>> NormSettings(kind="rms(eps=0.1)").kind, str(Rms(eps=0.1)), str(Rms())
+        (Rms(eps=0.1), 'rms(eps=0.1)', 'rms')
+    """
+
+    owner: ClassVar[str]
+
+    def __str__(self) -> str:
+        """What a pattern has; what is left out has its default."""
+        own: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]  # of a dataclass
+        given = {f.name: getattr(self, f.name) for f in own}
+        changed = {f.name: given[f.name] for f in own if given[f.name] != f.default}
+        return format_value(
+            self.owner, {n: str(v) if isinstance(v, Choice) else v for n, v in changed.items()}
+        )
+
+
+def _choices(hint: Any) -> Iterator[type[Choice]]:
+    """The classes of choices that an annotation names."""
+    if inspect.isclass(hint) and issubclass(hint, Choice):
+        yield hint
+    if get_origin(hint) in (Union, types.UnionType):
+        for option in get_args(hint):
+            yield from _choices(option)
+
+
+def _chosen(text: str, hint: Any) -> Any:
+    """The choice that a text spells, where the annotation has it; otherwise the text."""
+    known = {kind.owner: kind for kind in _choices(hint)}
+    if not known:
+        return text
+    name, keywords, *_ = parse_value(text) if "(" in text else (text, {})
+    return known[name](**keywords) if name in known else text
+
+
 def _owner(cls: type) -> str:
     return str(getattr(cls, "owner", cls.__name__.removesuffix("Settings")))
 
@@ -138,6 +192,8 @@ def _checked(owner: str, name: str, value: Any, hint: Any) -> Any:
     value = _plain(value)
     if value is None and not _fits(None, hint) and _fits("none", hint):
         value = "none"
+    if isinstance(value, str):
+        value = _chosen(value, hint)
     check_type(owner, name, value, hint)
     return value
 
@@ -298,18 +354,32 @@ def describe(hint: Any) -> str:
         ('one of mean, last or none', 'a finite number')
     """
     origin = get_origin(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(str(choice) for choice in get_args(hint))
     if origin is Annotated:
         kind, *notes = get_args(hint)
         return " ".join([describe(kind), *(str(n) for n in notes if isinstance(n, Range))])
     if origin in (Union, types.UnionType):
-        return " or ".join(describe(option) for option in get_args(hint))
+        options = get_args(hint)
+        named = _one_of([word for option in options for word in _words(option)])
+        parts = (named if _words(option) else describe(option) for option in options)
+        return " or ".join(dict.fromkeys(parts))
     if origin is Mapping:
         key, part = get_args(hint)
         return f"a mapping from {describe(key)} to {describe(part)}"
+    if words := _words(hint):
+        return _one_of(words)
     names = {type(None): "none", float: "a finite number"}
     return names.get(hint) or str(getattr(hint, "__name__", hint))
+
+
+def _one_of(words: Sequence[str]) -> str:
+    return "one of " + ", ".join(words)
+
+
+def _words(hint: Any) -> list[str]:
+    """The words that an annotation allows."""
+    if get_origin(hint) is Literal:
+        return [str(choice) for choice in get_args(hint)]
+    return [kind.owner for kind in [hint] if inspect.isclass(kind) and issubclass(kind, Choice)]
 
 
 def _shown(value: object) -> str:

@@ -14,9 +14,9 @@ from stateline.bench.run import _named
 from stateline.cli import Parser
 from stateline.cli.train import read_recipe
 from stateline.models.config import ModelConfig
-from stateline.models.pattern import parse_pattern
 from stateline.models.size import count_parameters
 from stateline.ops import OPS
+from stateline.pattern import parse_pattern
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"

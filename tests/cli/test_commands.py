@@ -335,7 +335,12 @@ def test_info_refuses_what_is_too_large(pattern: str, capsys: pytest.CaptureFixt
 def test_a_published_model_can_be_trained_anew(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--task", "copying", "--model.d_model", "64", "--print_config"]
     lines = [line.strip() for line in said(capsys, "train", "pythia-70m", *options).splitlines()]
-    for line in ("pattern: attention*6", "d_model: 64", "block: parallel", "rotary_fraction: 0.25"):
+    for line in (
+        "pattern: attention*6",
+        "d_model: 64",
+        "block: parallel",
+        "position: rope(fraction=0.25)",
+    ):
         assert line in lines
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from stateline.cli import main
 from stateline.data import open_corpus
-from stateline.models.pattern import Item, parse_pattern
+from stateline.pattern import Item, parse_pattern
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def turn(heads: Tensor, dims: int) -> Tensor:
 
 @pytest.mark.parametrize(("fraction", "dims"), [(1.0, 4), (0.5, 2), (0.9, 2)])
 def test_rope_turns_queries_and_keys(fraction: float, dims: int) -> None:
-    layer, x = layer_and_input(n_heads=2, position="rope", rotary_fraction=fraction)
+    layer, x = layer_and_input(n_heads=2, position=f"rope(fraction={fraction})")
     wanted = dense(layer, x, torch.zeros(2, 7, 7), rotate=lambda heads: turn(heads, dims))
     torch.testing.assert_close(layer(x), wanted)
 
@@ -140,21 +140,21 @@ def test_the_cache_costs_a_key_and_a_value_per_token() -> None:
         ({"n_heads": 3}, "n_heads must divide d_model, got n_heads=3 and d_model=8"),
         (
             {"n_heads": 8, "position": "rope"},
-            "rope rotates pairs of entries: rotary_fraction * d_head must be from 2 to d_head, "
-            "got rotary_fraction=1.0 and d_head=1",
+            "rope rotates pairs of entries: fraction * d_head must be from 2 to d_head, got "
+            "fraction=1.0 and d_head=1",
         ),
         (
-            {"position": "rope", "rotary_fraction": 2.0},
-            "rope rotates pairs of entries: rotary_fraction * d_head must be from 2 to d_head, "
-            "got rotary_fraction=2.0 and d_head=2",
+            {"position": "rope(fraction=2)"},
+            "rope rotates pairs of entries: fraction * d_head must be from 2 to d_head, got "
+            "fraction=2 and d_head=2",
         ),
         (
-            {"masked_heads": 5},
-            "masked_heads must be from 0 to n_heads, got masked_heads=5, n_heads=4",
+            {"position": "hard_alibi(masked_heads=5)"},
+            "masked_heads must be from 0 to n_heads=4, got 5",
         ),
         (
             {"position": "rotary"},
-            "Attention wants position to be one of none, rope, alibi, hard_alibi, got 'rotary'",
+            "Attention wants position to be one of none, alibi, rope, hard_alibi, got 'rotary'",
         ),
     ],
 )

@@ -123,7 +123,7 @@ def test_grouped_queries_are_attention_with_repeated_keys(layer: type) -> None:
 
 
 def test_normalised_queries_do_not_depend_on_the_size_of_the_input() -> None:
-    layer = Attention(8, n_heads=2, qk_norm=True, norm_eps=1e-12)
+    layer = Attention(8, n_heads=2, qk_norm="rms(eps=1e-12)")
     x = torch.randn(1, 5, 8)
     torch.testing.assert_close(layer(10 * x), 10 * layer(x), rtol=1e-4, atol=1e-5)
 
@@ -152,13 +152,12 @@ def test_single_projections_can_have_biases(where: str, names: set[str]) -> None
     [
         ({"n_kv_heads": 3}, "n_kv_heads must divide n_heads, got n_kv_heads=3 and n_heads=4"),
         ({"position": "rope", "d_head": 5}, "width of a head must be even, got 5"),
-        (
-            {"position": "rope", "rope_scaling": "linear", "rope_factor": 0.0},
-            "rope_factor to be a fin",
-        ),
-        ({"position": "rope", "rope_scaling": "llama3", "rope_low": 5.0}, "rope_low < rope_h"),
-        ({"position": "rope", "rope_scaling": "yarn", "rope_slow": 40.0}, "rope_slow < rope_f"),
-        ({"position": "rope", "rope_scaling": "yarn", "rope_base": 1.0}, "rope_base above 1"),
+        ({"position": "rope(scaling=linear(factor=0))"}, "linear wants factor to be a fin"),
+        ({"position": "rope(scaling=llama3(low=5))"}, "needs 0 < low < high"),
+        ({"position": "rope(scaling=yarn(slow=40))"}, "needs 0 < slow < fast"),
+        ({"position": "rope(base=1, scaling=yarn)"}, "a base above 1"),
+        ({"position": "rope(bas=1)"}, "unknown keyword of rope 'bas'"),
+        ({"position": "rope(scaling=ntk(factor=2))"}, "scaling to be one of none, linear, llama3"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, object], message: str) -> None:

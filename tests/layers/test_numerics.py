@@ -296,17 +296,14 @@ def test_cached_staircase_costs_its_projections_and_the_chunks_that_it_sees(
 
 
 @pytest.mark.parametrize("length", [1, 4, 7, 30])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"includes_self": False}, {"blocks": True}, {"blocks": True, "zeros_before": True}],
-)
+@pytest.mark.parametrize("options", [{}, {"includes_self": False}, {"blocks": True}])
 def test_sliding_attention_costs_its_projections_and_the_positions_that_it_sees(
     options: dict[str, Any], length: int
 ) -> None:
     layer = SlidingAttention(WIDTH, window=4, position="none", **options)
     seen = 0
     for t in range(length):
-        earlier = t % 4 + (4 if t >= 4 or layer.settings.zeros_before else 0)
+        earlier = t % 4 + (4 if t >= 4 else 0)
         seen += (earlier if layer.blocks else min(t, layer.span)) + layer.includes_self
     wanted = linear_products(layer, length) / length + 4 * WIDTH * seen / length
     assert layer.flops_per_token(length) == pytest.approx(wanted)

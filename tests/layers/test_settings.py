@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -126,9 +126,17 @@ class Real(float):
 
 
 def another(value: Any) -> Any:
-    """An equal value of the same kind; booleans, ``None`` and no text have none."""
+    """An equal value of the same kind; booleans, ``None`` and no text have none.
+
+    Choices are spelled.
+    """
     kinds = {int: Whole, float: Real, str: lambda text: "".join(list(text))}
-    return kinds[type(value)](value)
+    return kinds.get(type(value), str)(value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_has_at_most_a_dozen_keywords(name: str) -> None:
+    assert len(fields({**LAYERS, **WRAPPERS}[name].Settings)) <= 12
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,8 +189,8 @@ def test_layers_of_other_code_use_the_same_door() -> None:
     with pytest.raises(InputError, match="Own wants most to be int of at least 1 or none, got 0"):
         Own(WIDTH, most=0)
     assert (Narrow(WIDTH).n_heads, Narrow(WIDTH, n_heads=4).n_heads) == (2, 4)
-    with pytest.raises(InputError, match="Narrow wants norm_eps to be a finite number of"):
-        Narrow(WIDTH, qk_norm=True, norm_eps=-1)
+    with pytest.raises(InputError, match="Narrow wants soft_cap to be a finite number above"):
+        Narrow(WIDTH, soft_cap=-1)
 
 
 @pytest.mark.parametrize("width", [0, -1, 2.5, "wide", None])

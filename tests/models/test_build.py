@@ -83,7 +83,7 @@ def test_the_feed_forward_has_the_activation_of_the_configuration(activation: st
 def test_the_pattern_overrides_the_keywords_of_the_kind() -> None:
     defaults = {"attention": {"n_heads": 2, "position": "rope"}}
     stack = built("attention attention(n_heads=8)", layers=defaults, d_model=16)
-    made = [(link.layer.n_heads, link.layer.position) for link in stack.links[::2]]
+    made = [(link.layer.n_heads, str(link.layer.settings.position)) for link in stack.links[::2]]
     assert made == [(2, "rope"), (8, "rope")]
 
 
@@ -142,7 +142,7 @@ def test_a_group_is_built_as_its_layers_in_turn() -> None:
         ("ladder(" * 16 + "lstm" + ")" * 16, "may run at most 4,096 layers, got 65536"),
         ("lstm(n_layers=1000000)", "may run at most 4,096 layers"),
         ("h3(d_state=100000000)", "h3 wants d_state to be at most 16,777,216, got more"),
-        ("h3(d_state=18446744073709551616)", "h3 wants d_state to be at most"),
+        ("h3(d_state=18446744073709551616)", "H3 wants d_state to fit into 64 bits"),
         (f"h3(d_state={'9' * 5000})", "wants d_state to be int, got inf"),
     ],
 )

@@ -345,7 +345,9 @@ def test_entries_that_count_twice_in_repeat_after_me_are_twice_as_large(
     settings = {**SIZES, "position": position, "masked_heads": 1}
     model = load_pretrained(tensors, settings=settings)
     layer = model.stack.links[0].branches[0].layer
-    assert (layer.position, layer.masked_heads) == (position, 1)
+    assert str(layer.settings.position) == position.replace(
+        "hard_alibi", "hard_alibi(masked_heads=1)"
+    )
     heads = tensors["gpt_neox.layers.0.attention.query_key_value.weight"].view(2, 3, 4, 8)
     factor = torch.tensor([1, 2, 2, 2])[:, None]
     queries = layer.qkv.weight[:8].view(2, 4, 8)

@@ -157,7 +157,7 @@ def test_an_output_map_of_its_own_is_refused() -> None:
 def test_rotary_positions_are_those_of_the_file() -> None:
     tensors = official() | {"backbone.layers.1.mixer.rotary_emb.inv_freq": torch.ones(1)}
     attention = load_pretrained(tensors, settings=SETTINGS).config.layers["attention"]
-    assert (attention["position"], attention["rotary_fraction"]) == ("rope", 0.5)
+    assert attention["position"] == "rope(fraction=0.5)"
 
 
 def test_an_unknown_order_of_heads_is_refused() -> None:

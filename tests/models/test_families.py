@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from stateline.cli import main
 from stateline.errors import InputError
+from stateline.layers import Attention
 from stateline.models.config import ModelConfig
 from stateline.models.convert import table
 from stateline.models.convert.table import (
@@ -197,15 +198,7 @@ def test_older_settings_of_rotary_positions_are_read(tmp_path: Path) -> None:
 
 READ = [
     ("llama", {"hidden_size": 34, "head_dim": 8}, "attention.d_head", 8),
-    ("llama with yarn", {}, "attention.rope_truncate", False),
-    ("llama with yarn", {"rope_parameters": YARN}, "attention.rope_attention_factor", None),
-    (
-        "llama",
-        {"rope_parameters": {**YARN, "attention_factor": 1.5}},
-        "attention.rope_attention_factor",
-        1.5,
-    ),
-    ("bamba", {"partial_rotary_factor": 0.25}, "attention.rotary_fraction", 0.5),
+    ("bamba", {"partial_rotary_factor": 0.25}, "attention.position", "rope(fraction=0.5)"),
     ("granitemoehybrid", {"num_local_experts": 1}, "moe.experts", 1),
     ("falcon_h1", {"mamba_d_ssm": None, "mamba_n_heads": 8}, "mamba2.expand", 2.0),
     ("lfm2", {"tie_embedding": False}, "tie_embeddings", False),
@@ -225,6 +218,23 @@ def test_a_field_is_read_as_transformers_reads_it(
     config = CONVERTERS[kind].config({"model_type": kind, **settings, **changed})
     layer, _, keyword = place.rpartition(".")
     assert (config.layers[layer][keyword] if layer else getattr(config, keyword)) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "keyword", "value"),
+    [
+        ("llama with yarn", {}, "truncate", False),
+        ("llama with yarn", {"rope_parameters": YARN}, "attention_factor", None),
+        ("llama", {"rope_parameters": {**YARN, "attention_factor": 1.5}}, "attention_factor", 1.5),
+    ],
+)
+def test_yarn_is_read_as_transformers_reads_it(
+    name: str, changed: dict[str, Any], keyword: str, value: float | None
+) -> None:
+    kind, settings = MODELS[name]
+    config = CONVERTERS[kind].config({"model_type": kind, **settings, **changed})
+    position = Attention(64, **config.layers["attention"]).settings.position
+    assert getattr(position.scaling, keyword) == value
 
 
 FROM_THE_WIDTH = ("intermediate_size", "lru_width", "mamba_dt_rank", "time_step_rank")
@@ -467,7 +477,7 @@ def test_a_setting_that_a_family_has_no_field_for_is_refused_by_name(
             "falcon_h1",
             {},
             {
-                "mamba2": {"input_scale": 1, "out_scale": 1},
+                "mamba2": {"multipliers": "multipliers(u=1, out=1)"},
                 "attention": {"out_scale": 1},
                 "feed_forward": {"gate_scale": 1},
             },

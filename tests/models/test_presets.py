@@ -162,7 +162,7 @@ def test_attention_stands_where_the_official_h3_has_it() -> None:
 
 
 def test_the_rotary_h3_turns_half_of_each_head() -> None:
-    assert PRESETS["h3-2.7b"].layers["attention"]["position"] == "rope"
+    assert PRESETS["h3-2.7b"].layers["attention"]["position"] == "rope(fraction=0.5)"
     assert built("h3-2.7b").stack.layers[20].layer.rotary.dims == 64
 
 

@@ -58,9 +58,7 @@ def test_minimax_rotates_the_entries_that_its_authors_rotate(
         "n_heads": 64,
         "n_kv_heads": 8,
         "d_head": 128,
-        "position": "rope",
-        "rope_base": 1e7,
-        "rotary_fraction": 0.5,
+        "position": "rope(base=10000000.0, fraction=0.5)",
     }
     official, rotated = saved("minimax", tmp_path / "hf"), 4  # of 8
     modeling = sys.modules[type(official).__module__]

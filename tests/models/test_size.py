@@ -105,7 +105,9 @@ def test_a_size_that_no_width_has_is_refused(wanted: float, message: str) -> Non
 
 def test_a_model_that_suits_no_width_is_refused() -> None:
     with pytest.raises(InputError, match="masked_heads must be from 0 to n_heads"):
-        match_width(ModelConfig("attention(masked_heads=9)", vocab_size=20), 1000)
+        match_width(
+            ModelConfig("attention(position=hard_alibi(masked_heads=9))", vocab_size=20), 1000
+        )
 
 
 @pytest.mark.parametrize("tied", [True, False])

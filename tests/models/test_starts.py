@@ -150,7 +150,7 @@ def test_heads_that_stay_are_not_fitted_and_the_others_are_given_away() -> None:
 
 
 def test_heads_that_the_old_layer_does_not_have_are_refused() -> None:
-    for keeps, options in (("1 4", ""), ("1 2", ", bias=true"), ("1 2", ", rope_base=7")):
+    for keeps, options in (("1 4", ""), ("1 2", ", bias=true"), ("1 2", "(base=7)")):
         kept = f"attention(n_heads=2, d_head=4, position=rope{options})"
         with pytest.raises(
             InputError, match=r"must have as many, of the same width, .* n_kv_heads=2"

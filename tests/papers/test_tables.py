@@ -10,12 +10,12 @@ import pytest
 from stateline.compare import Recipe
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.pattern import parse_pattern
 from stateline.models.sequence_head import ClassifierConfig
 from stateline.models.size import count_parameters
 from stateline.papers.plan import check_columns, resolve
 from stateline.papers.record import measure
 from stateline.papers.table import Column, Table, TableRow, find_table, find_tables, make_table
+from stateline.pattern import parse_pattern
 from stateline.runs.results import CurvePoint, RunRecord, TaskRecord
 from stateline.tasks import TASKS, GeneratedTask, LabelledTask, RowsTask, Task, make_task
 from stateline.train.config import TrainConfig

@@ -31,10 +31,9 @@ def official(case: Case) -> Stack:
             gate={"bias": "fixed", "lstm": "lstm"}[about["gate"]],
             update=update,
             d_hidden=about["mlp_dim"],
-            zeros_before=True,
         )
     else:
-        window = {"position": "t5", "includes_self": False, "qk_norm": True, "zeros_before": True}
+        window = {"position": "t5", "includes_self": False, "qk_norm": True}
         layer = SlidingAttention(width, **sizes, **window)
     feed_forward = FeedForward(width, activation="relu", d_hidden=about["mlp_dim"])
     blocks = (Residual(part, NORMS["rms"](width, 1e-6)) for part in (layer, feed_forward))
@@ -48,7 +47,8 @@ def compare(case: Case, piece_len: int) -> None:
     tensors, stack, about = case.tensors(), official(case), case.about["config"]
     window, limit = about["window"], case.about["atol"]
     segments = tensors["xs"].chunk(about["segments"], dim=1)
-    state = stack.init_state(len(tensors["xs"]))
+    first, *rest = stack.init_state(len(tensors["xs"]))
+    state = (first._replace(length=first.length + 2 * window), *rest)  # zeros before the tokens
     for number, x in enumerate(segments):
         outputs = []
         for piece in x.split(piece_len, dim=1):

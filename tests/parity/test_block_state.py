@@ -19,10 +19,9 @@ def with_official_filters(case: Case, variant: str) -> BlockState:
         n_heads=about["H"],
         window=about["W"],
         variant=variant,
-        ssm="long_conv",
+        ssm=f"long_conv(filter_len={about['L']})",
         d_ssm=about["D"],
         n_states=about["S"],
-        filter_len=about["L"],
     ).double()
     filters, skip = tensors[f"{variant}_filter"], tensors[f"{variant}_bias"]
     taps = filters.flatten(1).mT + F.pad(skip.flatten()[:, None], (0, about["L"] - 1))

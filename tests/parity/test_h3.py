@@ -273,7 +273,7 @@ def lm_config(about: dict[str, Any]) -> ModelConfig:
     attention = {"n_heads": about.get("num_heads", 1), "bias": True}
     if about.get("rotary"):
         d_head = about["d_model"] // about["num_heads"]
-        attention |= {"position": "rope", "rotary_fraction": about["rotary"] / d_head}
+        attention |= {"position": f"rope(fraction={about['rotary'] / d_head})"}
     placed = about["attn_layer_idx"] or []
     names = ("attention" if i in placed else "h3" for i in range(about["n_layer"]))
     return ModelConfig(

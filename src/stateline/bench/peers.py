@@ -19,9 +19,9 @@ from stateline.errors import InputError, check_choice
 from stateline.layers import Stack
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
-from stateline.models.pattern import parse_pattern
 from stateline.models.presets import configure
 from stateline.ops import use_backend
+from stateline.pattern import parse_pattern
 
 Build = Callable[[str, int], nn.Module | None]
 """Makes a layer from our pattern and the number of channels; ``None`` if there is none."""

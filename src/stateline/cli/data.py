@@ -39,7 +39,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from rich.console import Console
 
     from stateline.data import write_corpus
-    from stateline.models.pattern import Item, format_pattern
+    from stateline.pattern import Item, format_pattern
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with _shown(console) as show:

@@ -113,7 +113,7 @@ def _text_task(given: Any, folder: Path, processes: "Processes") -> str:
     from stateline.data import CorpusSettings, write_corpus
     from stateline.generate.hugging_face import HUGGING_FACE
     from stateline.generate.runs import find_model, own_tokenizer
-    from stateline.models.pattern import Item, format_pattern
+    from stateline.pattern import Item, format_pattern
 
     corpus = user_path(given.text, "text")
     if not (corpus / "index.json").exists():

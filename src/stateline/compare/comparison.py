@@ -10,7 +10,7 @@ from stateline.compare.seeds import Wanted
 from stateline.compare.sizes import Size, Sized, choose_widths
 from stateline.errors import InputError, check_choice
 from stateline.generate.runs import weights_hash
-from stateline.models.pattern import MAX_REPEAT, format_pattern, parse_pattern
+from stateline.pattern import MAX_REPEAT, format_pattern, parse_pattern
 from stateline.runs.job import Job
 from stateline.runs.protocol_records import MatchedBy
 from stateline.runs.verdict import FIRST_LOOK

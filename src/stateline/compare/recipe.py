@@ -12,8 +12,8 @@ from stateline.files import read_yaml
 from stateline.generate.runs import find_model, read_model_config
 from stateline.models.checkpoint import CONFIG
 from stateline.models.config import ModelConfig
-from stateline.models.pattern import canonical_pattern
 from stateline.models.presets import find_preset
+from stateline.pattern import canonical_pattern
 from stateline.plugins import import_code
 from stateline.runs.initial import settings_of
 from stateline.settings import check_keywords

@@ -10,8 +10,8 @@ from stateline.compare.recipe import Recipe
 from stateline.errors import InputError, check_choice
 from stateline.layers import LAYERS
 from stateline.models.config import ModelConfig, feed_forward_of
-from stateline.models.pattern import Item, parse_pattern
 from stateline.models.size import count_parameters, match_width, meta_model
+from stateline.pattern import Item, parse_pattern
 from stateline.runs.initial import as_in_folder
 from stateline.runs.protocol_records import TOLERANCE, MatchedBy, matched_in
 from stateline.tasks import Task

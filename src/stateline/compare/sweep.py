@@ -16,7 +16,7 @@ from typing import Any
 from stateline.compare.comparison import Comparison
 from stateline.compare.seeds import Seeds
 from stateline.errors import InputError
-from stateline.models.pattern import MAX_REPEAT
+from stateline.pattern import MAX_REPEAT
 from stateline.runs.folder import stored_run
 from stateline.runs.job import Job
 from stateline.runs.protocol_records import ProtocolRecord, TrialRecord

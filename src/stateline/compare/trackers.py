@@ -9,7 +9,7 @@ from typing import Any
 
 from stateline.compare.news import News
 from stateline.errors import InputError, reason
-from stateline.models.pattern import parse_pattern
+from stateline.pattern import parse_pattern
 from stateline.plugins import import_code
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord

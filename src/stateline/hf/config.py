@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.pattern import Item, parse_pattern
+from stateline.pattern import Item, parse_pattern
 
 _NAMES = [field.name for field in dataclasses.fields(ModelConfig)]
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")

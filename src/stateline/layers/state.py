@@ -19,7 +19,7 @@ from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.files import write_atomically
 from stateline.ops.kernel_op import values_at_hand
-from stateline.settings import Settings, check_kind, check_unwrapped, uncompiled
+from stateline.settings import Choice, Settings, check_kind, check_unwrapped, uncompiled
 
 State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
@@ -385,6 +385,8 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are numbers, words and the like; a configuration as its own settings."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
+        if isinstance(value, Choice):
+            value = str(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = dataclasses.asdict(value)
         if isinstance(value, Mapping):

@@ -22,7 +22,8 @@ from stateline.layers import (
     Stack,
 )
 from stateline.models.config import MAX_SIZE, ModelConfig, feed_forward_of
-from stateline.models.pattern import Item, parse_pattern
+from stateline.pattern import Item, parse_pattern
+from stateline.settings import Choice, Settings
 
 MAX_LAYERS = 512
 """Upper limit on the number of layers that a pattern may name, repeats counted."""
@@ -132,10 +133,18 @@ def _planned(item: Item, config: ModelConfig) -> Planned:
             "follow each other"
         )
     keywords = {**config.layers.get(item.name, {}), **item.keywords}
-    for name, value in keywords.items():
-        if isinstance(value, int) and value > MAX_SIZE:
-            raise InputError(f"{item.name} wants {name} to be at most {MAX_SIZE:,}, got more")
-    return Planned(item.name, made, made.Settings(**keywords), parts, item.repeat)
+    settings = made.Settings(**keywords)
+    _check_sizes(item.name, settings)
+    return Planned(item.name, made, settings, parts, item.repeat)
+
+
+def _check_sizes(owner: str, settings: Settings) -> None:
+    """Refuse numbers that are too large for any size of a layer."""
+    for name, value in vars(settings).items():
+        if isinstance(value, Choice):
+            _check_sizes(value.owner, value)
+        elif isinstance(value, int) and value > MAX_SIZE:
+            raise InputError(f"{owner} wants {name} to be at most {MAX_SIZE:,}, got more")
 
 
 def _check_limits(items: Sequence[Planned]) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from stateline.errors import InputError
 from stateline.files import parse_json_object
-from stateline.models.pattern import Value, canonical_pattern
+from stateline.pattern import Value, canonical_pattern
 from stateline.settings import Fraction, Positive, Settings, within
 
 Init = Literal["width", "gpt2", "h3", "neox", "mamba", "staircase", "t5", "lstm"]

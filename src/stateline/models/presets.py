@@ -6,7 +6,7 @@ from typing import Any
 
 from stateline.errors import unknown_name
 from stateline.models.config import PRESET_NAME, ModelConfig
-from stateline.models.pattern import Value, runs
+from stateline.pattern import Value, runs
 
 
 def _h3(
@@ -19,7 +19,7 @@ def _h3(
     names = ["attention" if layer in attention else "h3" for layer in range(n_layers)]
     keywords: dict[str, Value] = {"n_heads": n_heads, "bias": True}
     if rotary:
-        keywords |= {"position": "rope", "rotary_fraction": 0.5}
+        keywords |= {"position": "rope(fraction=0.5)"}
     return ModelConfig(
         runs(names), vocab_size=50_264, d_model=d_model, layers={"attention": keywords}
     )
@@ -34,8 +34,7 @@ def _pythia(d_model: int, n_layers: int, n_heads: int, vocab_size: int = 50_304)
     """The vocabulary is padded to a multiple of 128 per device of tensor parallelism."""
     attention: dict[str, Value] = {
         "n_heads": n_heads,
-        "position": "rope",
-        "rotary_fraction": 0.25,
+        "position": "rope(fraction=0.25)",
         "bias": True,
     }
     return ModelConfig(
@@ -81,7 +80,7 @@ def _windowed(pattern: str, *, d_hidden: int = 4096, n_heads: int = 8) -> ModelC
     )
 
 
-_FREE = "ssm=long_conv, filter_len=4096"
+_FREE = "ssm=long_conv(filter_len=4096)"
 
 
 def _block_state(keywords: str) -> ModelConfig:

@@ -7,8 +7,8 @@ from typing import Any
 from stateline.compare import Comparison, Job, Recipe, plan
 from stateline.compare.recipe import read_recipe
 from stateline.errors import InputError
-from stateline.models.pattern import canonical_pattern, format_pattern, parse_pattern
 from stateline.papers.table import Column, Size, Table, TableRow
+from stateline.pattern import canonical_pattern, format_pattern, parse_pattern
 from stateline.tasks import Task, make_task
 from stateline.train.config import TrainConfig
 

@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.files import write_text
 from stateline.generate.runs import read_model_config
 from stateline.models.config import ModelConfig
-from stateline.models.pattern import canonical_pattern
+from stateline.pattern import canonical_pattern
 from stateline.runs.folder import RESULT, RESULTS, SPEED, read_results, read_run, stored_run
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord, to_json

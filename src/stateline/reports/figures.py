@@ -8,7 +8,7 @@ from stateline.charts.chart import Axis, Chart
 from stateline.charts.lines import Level, Line, Point, length_ticks, line_chart
 from stateline.charts.style import ModelStyle
 from stateline.errors import InputError
-from stateline.models.pattern import Item, parse_pattern
+from stateline.pattern import Item, parse_pattern
 from stateline.reports import series
 from stateline.reports.axes import cost_axis, score_axis
 from stateline.reports.costs import Cost, Interval, cost_lengths, costs

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from stateline.errors import InputError
-from stateline.models.pattern import format_pattern, parse_pattern
+from stateline.pattern import format_pattern, parse_pattern
 from stateline.reports.format import DASH
 from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
 from stateline.runs.results import FORMAT, Results, RunRecord, SpeedRecord, TaskRecord

@@ -17,9 +17,9 @@ from stateline.generate.runs import load_any_run, read_model_config, weights_has
 from stateline.models.config import ModelConfig
 from stateline.models.factory import meta_model
 from stateline.models.language_model import LanguageModel
-from stateline.models.pattern import parse_pattern
 from stateline.models.size import count_parameters
 from stateline.models.starts import replaced
+from stateline.pattern import parse_pattern
 from stateline.runs.folder import RESULT, stored_run
 from stateline.runs.initial import settings_of
 from stateline.runs.job import Job

@@ -11,7 +11,7 @@ import msgspec
 
 from stateline.files import check_writable, sole_writer, write_text
 from stateline.models.checkpoint import CONFIG, WEIGHTS
-from stateline.models.pattern import parse_pattern
+from stateline.pattern import parse_pattern
 from stateline.plugins import imported
 from stateline.runs.folder import IMPORTS, RESULT, RESULTS, recorded_imports
 from stateline.runs.job import Job

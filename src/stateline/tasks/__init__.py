@@ -9,7 +9,7 @@ from types import EllipsisType
 from typing import Any
 
 from stateline.errors import InputError, unknown_name
-from stateline.models.pattern import parse_pattern
+from stateline.pattern import parse_pattern
 from stateline.plugins import Registry
 from stateline.settings import check_kind
 from stateline.tasks.base import (

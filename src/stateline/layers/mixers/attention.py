@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from stateline.errors import InputError
@@ -20,14 +20,17 @@ from stateline.layers.linear import Linear, scaled_linear
 from stateline.layers.mixers.heads import (
     HeadMaps,
     HeadSettings,
+    Joint,
     MixesValues,
+    Offset,
+    Rms,
+    Rope,
     RotatesHeads,
     appended,
     joined,
     scaled,
     weights_of,
 )
-from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import (
     AttentionCache,
     AttentionMask,
@@ -39,9 +42,19 @@ from stateline.ops import (
 from stateline.ops.attention import OP
 from stateline.ops.dispatch import kernels_run, preferred
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
-from stateline.settings import NotNegative
+from stateline.settings import Choice, Size
 
-Position = Literal["none", "rope", "alibi", "hard_alibi"]
+
+@dataclass(frozen=True, kw_only=True)
+class HardAlibi(Choice):
+    """Head h of the first heads sees its own position and h earlier ones (h = 0, 1, ...).
+
+    Attributes:
+        masked_heads: Number of these heads, by default half; the other heads see all.
+    """
+
+    owner = "hard_alibi"
+    masked_heads: Size | None = None
 
 
 class AttentionState(NamedTuple):
@@ -71,26 +84,26 @@ class AttentionSettings(HeadSettings):
     It has the settings of :class:`~stateline.layers.mixers.heads.HeadSettings`, too.
 
     Attributes:
-        position: Position scheme. ``none``: only the causal mask. ``rope``: rotary embedding.
-            ``alibi``: a penalty linear in the distance. ``hard_alibi``: head h of the first
-            ``masked_heads`` heads sees its own position and h earlier ones (h = 0, 1, ...); the
-            other heads see all.
-        masked_heads: For ``hard_alibi``; by default half of the heads.
-        qk_norm: Whether each query and key is divided by its root mean square and multiplied by a
-            learned weight per entry, before the rotation; with ``offset``, the weight is stored as
-            an offset from one; with ``joint``, all heads are normalised together.
-        norm_eps: For ``qk_norm``: added to the mean square.
+        position: Position scheme. ``none``: only the causal mask. ``rope``: rotary embedding, see
+            :class:`~stateline.layers.mixers.heads.Rope`. ``alibi``: a penalty linear in the
+            distance. ``hard_alibi``: windows, see :class:`HardAlibi`.
+        qk_norm: How queries and keys are normalised before the rotation: see
+            :class:`~stateline.layers.mixers.heads.Rms`, which ``True`` means,
+            :class:`~stateline.layers.mixers.heads.Offset` and
+            :class:`~stateline.layers.mixers.heads.Joint`.
         gated: Whether each head's output is multiplied by the sigmoid of another projection of the
             input, whose rows follow the queries of the head.
         out_scale: Constant factor of the output.
     """
 
-    position: Position = "none"
-    masked_heads: int | None = None
-    qk_norm: bool | Literal["offset", "joint"] = False
-    norm_eps: NotNegative = 1e-6
+    position: Literal["none", "alibi"] | Rope | HardAlibi = "none"
+    qk_norm: bool | Rms | Offset | Joint = False
     gated: bool = False
     out_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.qk_norm is True:
+            object.__setattr__(self, "qk_norm", Rms())
 
 
 class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, MixesValues):
@@ -121,22 +134,20 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, M
     def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model, **settings)
         its = self.settings
-        self.n_heads, self.position = its.n_heads, its.position
+        self.n_heads = its.n_heads
         self.n_kv_heads, self.d_head = its.sizes(d_model)
         self.rotary, self.dropout = its.rotary(self.d_head), Dropout(its.dropout)
-        self.masked_heads = its.n_heads // 2 if its.masked_heads is None else its.masked_heads
-        if not 0 <= self.masked_heads <= its.n_heads:
+        if isinstance(its.position, HardAlibi) and (its.position.masked_heads or 0) > its.n_heads:
             raise InputError(
-                "masked_heads must be from 0 to n_heads, got "
-                f"masked_heads={its.masked_heads}, n_heads={its.n_heads}"
+                f"masked_heads must be from 0 to n_heads={its.n_heads}, got "
+                f"{its.position.masked_heads}"
             )
         heads, turns = [its.n_heads, self.n_kv_heads, self.n_kv_heads], [1 + its.gated, 1, 1]
         widths = [n * count * self.d_head for n, count in zip(heads, turns, strict=True)]
         self.qkv = Linear(d_model, widths, bias=its.has_bias("qkv"), heads=heads, turns=turns)
-        norm = OffsetRMSNorm if its.qk_norm == "offset" else nn.RMSNorm
-        q_heads, k_heads = (its.n_heads, self.n_kv_heads) if its.qk_norm == "joint" else (1, 1)
-        self.q_norm = norm(q_heads * self.d_head, eps=its.norm_eps) if its.qk_norm else None
-        self.k_norm = norm(k_heads * self.d_head, eps=its.norm_eps) if its.qk_norm else None
+        norm = None if isinstance(its.qk_norm, bool) else its.qk_norm
+        self.q_norm = None if norm is None else norm.norm(its.n_heads, self.d_head)
+        self.k_norm = None if norm is None else norm.norm(self.n_kv_heads, self.d_head)
         out = (d_model, its.out_scale)
         self.out_proj = scaled_linear(its.n_heads * self.d_head, out, bias=its.has_bias("out"))
 
@@ -209,7 +220,7 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, M
         sized = replace(
             old.settings, n_heads=own.n_heads, n_kv_heads=own.n_kv_heads, d_head=own.d_head
         )
-        same = sized == own and own.qk_norm != "joint"
+        same = sized == own and not isinstance(own.qk_norm, Joint)
         return same and self.n_kv_heads == self.n_heads and self.d_head == old.d_head
 
     @torch.no_grad()
@@ -269,7 +280,7 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, M
         if self.settings.gated:
             q, gate = q.view(*x.shape[:-1], self.n_heads, 2, d).unbind(dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
-            if self.settings.qk_norm == "joint":
+            if isinstance(self.settings.qk_norm, Joint):
                 q = self.q_norm(q.flatten(-2)).view_as(q)
                 k = self.k_norm(k.flatten(-2)).view_as(k)
             else:
@@ -283,10 +294,13 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, M
         """Slopes and windows of the heads, where the position scheme has them."""
         slopes = windows = None
         weight = self.out_proj.weight
-        if self.position == "alibi":
+        position = self.settings.position
+        if position == "alibi":
             slopes = alibi_slopes(self.n_heads, weight.device).to(weight.dtype)
-        elif self.position == "hard_alibi":
-            windows = hard_alibi_windows(self.n_heads, self.masked_heads, weight.device)
+        elif isinstance(position, HardAlibi):
+            given = position.masked_heads
+            masked = self.n_heads // 2 if given is None else given
+            windows = hard_alibi_windows(self.n_heads, masked, weight.device)
         return slopes, windows
 
     def _bias(self, distance: Int[Tensor, " slot"]) -> Float[Tensor, "head slot"] | None:

@@ -145,7 +145,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         self.feed = GatedUpdate(d_model, d_model, gate=gate, d_hidden=d_hidden) if dual else None
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> BlockRecurrentState:  # noqa: ARG002
-        """No tokens (or zeros, with ``zeros_before``), and the learned initial state vectors."""
+        """No tokens, and the learned initial state vectors."""
         heads = (self.cross.n_heads, self.cross.d_head)
         k = zeros(self.qq_proj.weight, batch_size, 2 * self.window - 1, *heads)
         length = self.local.init_state(batch_size).length

@@ -1,6 +1,5 @@
 """Block-State layer: tokens attend to a sliding window and to outputs of an SSM."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -21,10 +20,9 @@ from stateline.layers.mixers.s4 import S4SSM
 from stateline.layers.mixers.s5 import S5SSM
 from stateline.layers.mixers.sliding_attention import SlidingAttentionState
 from stateline.ops import LocalWindow, attention, local_attention
-from stateline.settings import Count
+from stateline.settings import Choice, Count
 
 Variant = Literal["sh", "mh", "mf"]
-SSM = Literal["dss", "long_conv", "s4", "s4d", "s5"]
 Lift = Literal["narrow", "full"]
 
 
@@ -42,6 +40,86 @@ class BlockStateState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UseS4D(Choice):
+    """S4D, with frequencies that are multiples of one number, and a zero-order hold.
+
+    Attributes:
+        d_state: State size per channel.
+    """
+
+    owner = "s4d"
+    d_state: Count = 16
+
+    def made(self, width: int, n: int) -> AnyLayer:
+        """The layer, with a number of outputs per channel."""
+        return DiagonalSSM(width, d_state=self.d_state, n_outputs=n, discretization="zoh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseS4(Choice):
+    """S4.
+
+    Attributes:
+        d_state: State size per channel.
+    """
+
+    owner = "s4"
+    d_state: Count = 16
+
+    def made(self, width: int, n: int) -> AnyLayer:
+        """The layer, with a number of outputs per channel."""
+        return S4SSM(width, d_state=self.d_state, n_outputs=n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseS5(Choice):
+    """S5.
+
+    Attributes:
+        d_state: State size of all channels.
+    """
+
+    owner = "s5"
+    d_state: Count = 16
+
+    def made(self, width: int, n: int) -> AnyLayer:
+        """The layer, with a number of outputs per channel."""
+        return S5SSM(width, d_state=self.d_state, n_outputs=n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseDSS(Choice):
+    """DSS, with the kernel exp.
+
+    Attributes:
+        d_state: State size per channel.
+    """
+
+    owner = "dss"
+    d_state: Count = 16
+
+    def made(self, width: int, n: int) -> AnyLayer:
+        """The layer, with a number of outputs per channel."""
+        return DSS(width, d_state=self.d_state, n_outputs=n).ssm
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeFilters(Choice):
+    """Free filters.
+
+    Attributes:
+        filter_len: Taps of the filters.
+    """
+
+    owner = "long_conv"
+    filter_len: Count = 1024
+
+    def made(self, width: int, n: int) -> AnyLayer:
+        """The layer, with a number of outputs per channel."""
+        return ImplicitFilters(width, n_filters=n, filter_len=self.filter_len)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockStateSettings(TokenSettings):
     r"""Settings of :class:`~stateline.layers.BlockState`.
 
@@ -50,16 +128,14 @@ class BlockStateSettings(TokenSettings):
     Attributes:
         d_head: Width of a head; by default ``d_model / n_heads``.
         variant: Kind of context states: ``sh``, ``mh`` or ``mf``.
-        ssm: State space model: ``s4d`` (lin, zoh), ``s4``, ``s5``, ``dss`` (exp), or ``long_conv``
-            (free filters).
+        ssm: State space model: :class:`UseS4D`, :class:`UseS4`, :class:`UseS5`, :class:`UseDSS` or
+            :class:`FreeFilters`.
         d_ssm: Width of the state space model; by default a quarter of ``d_model``, for ``mf`` an
             eighth.
-        d_state: State size per channel, for ``s5`` of all channels; ``long_conv`` ignores it.
         n_states: For ``mf``: number of context states.
         independent: For ``mh`` and ``mf``: whether each output has its own state space model,
             instead of a readout of a common one; not with ``s5``. Models of ``dss`` still share
             their transition. Free filters are always independent.
-        filter_len: For ``long_conv``: taps of the filters.
         lift: ``narrow``: keys and values are computed from context states at the width of the state
             space model. ``full``: these are first mapped to ``d_model``, normalised and given their
             IDs there; not for ``mh``.
@@ -67,16 +143,14 @@ class BlockStateSettings(TokenSettings):
 
     d_head: Count | None = None
     variant: Variant = "sh"
-    ssm: SSM = "s4d"
+    ssm: UseS4D | UseS4 | UseS5 | UseDSS | FreeFilters = UseS4D()
     d_ssm: Count | None = None
-    d_state: Count = 16
     n_states: Count = 32
     independent: bool = False
-    filter_len: Count = 1024
     lift: Lift = "narrow"
 
     def __post_init__(self) -> None:
-        variant, ssm, lift = self.variant, self.ssm, self.lift
+        variant, ssm, lift = self.variant, self.ssm.owner, self.lift
         if self.independent and (variant == "sh" or ssm == "s5"):
             raise InputError(
                 "independent is for several outputs (mh, mf), and not for s5, whose outputs all "
@@ -139,9 +213,9 @@ class BlockState(SequenceLayer[BlockStateState]):
         self.variant, self.window, self.d_ssm = variant, its.window, d_ssm
         self.local, self.cross = its.attentions(d_model, its.d_head)
         outputs = {"sh": 1, "mh": n_heads, "mf": n_states}[variant]
-        self.copies = outputs if its.independent and its.ssm != "long_conv" else 1
+        self.copies = outputs if its.independent and not isinstance(its.ssm, FreeFilters) else 1
         self.narrow = Linear(d_model, d_ssm, bias=False)
-        self.ssm = _SSMS[its.ssm](self.copies * d_ssm, outputs // self.copies, its)
+        self.ssm = its.ssm.made(self.copies * d_ssm, outputs // self.copies)
         full, heads = its.lift == "full", n_heads * self.cross.d_head
         self.w_lift = nn.Parameter(torch.randn(d_ssm, d_model) / d_ssm**0.5) if full else None
         width, readers = d_model if full else d_ssm, n_heads if variant == "mh" else 1
@@ -270,19 +344,6 @@ class BlockState(SequenceLayer[BlockStateState]):
         found = attend_by_block(q, k, v, phase, window, dropout=rate)
         last = ((phase + length) // window)[:, None]
         return found, k[row, last][:, 0], v[row, last][:, 0]
-
-
-_SSMS: Mapping[SSM, Callable[[int, int, BlockStateSettings], AnyLayer]] = {
-    "dss": lambda width, n, its: DSS(width, d_state=its.d_state, n_outputs=n).ssm,
-    "long_conv": lambda width, n, its: ImplicitFilters(
-        width, n_filters=n, filter_len=its.filter_len
-    ),
-    "s4": lambda width, n, its: S4SSM(width, d_state=its.d_state, n_outputs=n),
-    "s4d": lambda width, n, its: DiagonalSSM(
-        width, d_state=its.d_state, n_outputs=n, discretization="zoh"
-    ),
-    "s5": lambda width, n, its: S5SSM(width, d_state=its.d_state, n_outputs=n),
-}
 
 
 def _blocks(

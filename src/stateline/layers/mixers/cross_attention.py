@@ -25,8 +25,6 @@ class TokenSettings(Settings):
         includes_self: Whether the sliding attention sees the position itself.
         qk_norm: Whether queries and keys have unit length and a learned scale :math:`\lambda` per
             head replaces :math:`1 / \sqrt d`.
-        zeros_before: Whether a block of zeros precedes the first block, as in the official code of
-            Block-Recurrent models.
         dropout: Probability that a weight of the tokens' attention is dropped in training.
     """
 
@@ -34,7 +32,6 @@ class TokenSettings(Settings):
     window: Count = 128
     includes_self: bool = False
     qk_norm: bool = True
-    zeros_before: bool = False
     dropout: Fraction = 0.0
 
     def attentions(

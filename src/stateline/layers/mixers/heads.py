@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.decoder import prepared
+from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import rotary as turn
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.positions import RopeScaling, frequencies, rotation
-from stateline.settings import Count, Fraction, Positive, Settings
+from stateline.settings import Choice, Count, Fraction, NotNegative, Positive, Settings
 
 Biases = bool | Literal["qkv", "out"]
 """Projections with a bias: all, none, the first (queries, keys, values) or the last one."""
-
-Scaling = Literal["none", "linear", "llama3", "yarn"]
 
 
 def head_sizes(
@@ -164,6 +163,170 @@ class RotatesHeads(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Linear(Choice):
+    """All frequencies are divided by ``factor``: see :class:`stateline.ops.positions.RopeScaling`.
+
+    Attributes:
+        factor: The divisor.
+    """
+
+    owner = "linear"
+    factor: Positive = 1.0
+
+    def scaling(self) -> RopeScaling:
+        """The rule."""
+        return RopeScaling("linear", self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3(Choice):
+    """Low frequencies are divided: see :class:`stateline.ops.positions.RopeScaling`.
+
+    Attributes:
+        factor: The divisor.
+        low: Frequencies with fewer turns than this in ``original_len`` are divided by it.
+        high: Frequencies with more turns than this stay as they are.
+        original_len: Length of the inputs in pretraining.
+    """
+
+    owner = "llama3"
+    factor: Positive = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    original_len: Count = 8192
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high:
+            raise InputError(f"llama3 needs 0 < low < high, got {self.low} and {self.high}")
+
+    def scaling(self) -> RopeScaling:
+        """The rule."""
+        return RopeScaling("llama3", self.factor, self.low, self.high, self.original_len)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn(Choice):
+    r"""YaRN: see :class:`stateline.ops.positions.RopeScaling`.
+
+    Attributes:
+        factor: What frequencies are divided by.
+        slow: Turns in ``original_len`` up to which frequencies are divided by the whole factor.
+        fast: Turns from which they stay as they are.
+        original_len: Length of the inputs in pretraining.
+        attention_factor: Factor of rotated queries and keys; by default :math:`0.1 \ln s + 1` with
+            s = ``factor``.
+        truncate: Whether the pairs at both limits are whole numbers.
+    """
+
+    owner = "yarn"
+    factor: Positive = 1.0
+    slow: float = 1.0
+    fast: float = 32.0
+    original_len: Count = 8192
+    attention_factor: Positive | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slow < self.fast:
+            raise InputError(f"yarn needs 0 < slow < fast, got {self.slow} and {self.fast}")
+
+    def scaling(self) -> RopeScaling:
+        """The rule."""
+        size = self.attention_factor
+        limits = self.slow, self.fast, self.original_len
+        return RopeScaling("yarn", self.factor, *limits, size, self.truncate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope(Choice):
+    r"""Rotary positions: see :func:`stateline.ops.positions.rotate`.
+
+    Attributes:
+        base: Base b of the angles: of r rotated entries, pair t turns by :math:`b^{-2t/r}` per
+            token.
+        fraction: Fraction of each head's entries that is rotated, rounded down to pairs; with 1,
+            the width of a head must be even.
+        scaling: How frequencies are lowered for inputs longer than in pretraining: ``none``,
+            ``linear``, ``llama3`` or ``yarn``.
+    """
+
+    owner = "rope"
+    base: Positive = 10_000.0
+    fraction: Positive = 1.0
+    scaling: Literal["none"] | Linear | Llama3 | Yarn = "none"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scaling, Yarn) and self.base <= 1:
+            raise InputError(f"yarn needs a base above 1, got {self.base}")
+
+    def rotary(self, d_head: int) -> Rotary:
+        """The rotation of heads of a width."""
+        dims = int(d_head * self.fraction) // 2 * 2
+        if not 2 <= dims <= d_head:
+            raise InputError(
+                "rope rotates pairs of entries: fraction * d_head must be from 2 to d_head, got "
+                f"fraction={self.fraction} and {d_head=}"
+            )
+        if self.fraction == 1 and d_head % 2:
+            raise InputError(
+                f"rope rotates pairs of entries: the width of a head must be even, got {d_head}: "
+                "give d_head, or fraction below 1"
+            )
+        return Rotary(dims, self.base, None if self.scaling == "none" else self.scaling.scaling())
+
+
+PLAIN_ROPE = Rope()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rms(Choice):
+    """Each query and key is divided by its root mean square, and has a learned weight per entry.
+
+    Attributes:
+        eps: Added to the mean square.
+    """
+
+    owner = "rms"
+    eps: NotNegative = 1e-6
+
+    def norm(self, n_heads: int, d_head: int) -> nn.Module:  # noqa: ARG002
+        """The norm of heads."""
+        return nn.RMSNorm(d_head, eps=self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offset(Choice):
+    """As :class:`Rms`, with weights that are stored as offsets from one.
+
+    Attributes:
+        eps: Added to the mean square.
+    """
+
+    owner = "offset"
+    eps: NotNegative = 1e-6
+
+    def norm(self, n_heads: int, d_head: int) -> nn.Module:  # noqa: ARG002
+        """The norm of heads."""
+        return OffsetRMSNorm(d_head, eps=self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint(Choice):
+    """As :class:`Rms`, for all heads of queries, or of keys, together.
+
+    Attributes:
+        eps: Added to the mean square.
+    """
+
+    owner = "joint"
+    eps: NotNegative = 1e-6
+
+    def norm(self, n_heads: int, d_head: int) -> nn.Module:
+        """The norm of heads."""
+        return nn.RMSNorm(n_heads * d_head, eps=self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeadSettings(Settings):
     r"""Settings that all kinds of attention share.
 
@@ -174,23 +337,6 @@ class HeadSettings(Settings):
             smaller by that factor.
         d_head: Width of a head; by default ``d_model / n_heads``.
         position: Position scheme: see the layer.
-        rotary_fraction: For ``rope``: fraction of each head's entries that is rotated, rounded down
-            to pairs; with 1, the width of a head must be even.
-        rope_base: For ``rope``: base b of the angles: of r rotated entries, pair t turns by
-            :math:`b^{-2t/r}` per token.
-        rope_scaling: For ``rope``: ``none``, or how frequencies are lowered, ``linear``,
-            ``llama3`` or ``yarn``, see :class:`stateline.ops.positions.RopeScaling`.
-        rope_factor: For ``rope_scaling``: the factor by which frequencies are divided.
-        rope_low: For ``llama3``: frequencies with fewer turns than this in ``rope_original_len``
-            are divided by the whole factor.
-        rope_high: For ``llama3``: frequencies with more turns than this stay as they are.
-        rope_original_len: For ``llama3`` and ``yarn``: length of the inputs in pretraining.
-        rope_slow: For ``yarn``: turns in ``rope_original_len`` up to which frequencies are divided
-            by the whole factor.
-        rope_fast: For ``yarn``: turns from which they stay as they are.
-        rope_attention_factor: For ``yarn``: factor of rotated queries and keys; by default
-            :math:`0.1 \ln s + 1` with s = ``rope_factor``.
-        rope_truncate: For ``yarn``: whether the pairs at both limits are whole numbers.
         score_scale: Factor of the scores in place of :math:`1 / \sqrt d`.
         soft_cap: If set, scores x become :math:`c \tanh(x / c)` for this c, as in Gemma 2.
         bias: Whether the projections have biases: all, none, only the projections of queries, keys
@@ -201,18 +347,7 @@ class HeadSettings(Settings):
     n_heads: Count = 4
     n_kv_heads: Count | None = None
     d_head: Count | None = None
-    position: str = "none"
-    rotary_fraction: Positive = 1.0
-    rope_base: Positive = 10_000.0
-    rope_scaling: Scaling = "none"
-    rope_factor: Positive = 1.0
-    rope_low: float = 1.0
-    rope_high: float = 4.0
-    rope_original_len: Count = 8192
-    rope_slow: float = 1.0
-    rope_fast: float = 32.0
-    rope_attention_factor: Positive | None = None
-    rope_truncate: bool = True
+    position: Any = "none"
     score_scale: float | None = None
     soft_cap: Positive | None = None
     bias: Biases = False
@@ -228,41 +363,7 @@ class HeadSettings(Settings):
 
     def rotary(self, d_head: int) -> Rotary | None:
         """Rotary positions, for ``rope``."""
-        if self.position != "rope":
-            return None
-        dims = int(d_head * self.rotary_fraction) // 2 * 2
-        if not 2 <= dims <= d_head:
-            raise InputError(
-                "rope rotates pairs of entries: rotary_fraction * d_head must be from 2 to d_head, "
-                f"got rotary_fraction={self.rotary_fraction} and {d_head=}"
-            )
-        if self.rotary_fraction == 1 and d_head % 2:
-            raise InputError(
-                f"rope rotates pairs of entries: the width of a head must be even, got {d_head}: "
-                "give d_head, or rotary_fraction below 1"
-            )
-        if self.rope_scaling == "none":
-            return Rotary(dims, self.rope_base, None)
-        factor, low, high = self.rope_factor, self.rope_low, self.rope_high
-        original = self.rope_original_len
-        if self.rope_scaling == "llama3" and not 0 < low < high:
-            raise InputError(
-                f"rope_scaling=llama3 needs 0 < rope_low < rope_high, got {low} and {high}"
-            )
-        if self.rope_scaling == "yarn":
-            return Rotary(dims, self.rope_base, self._yarn())
-        scaling = RopeScaling(self.rope_scaling, factor, low, high, original)
-        return Rotary(dims, self.rope_base, scaling)
-
-    def _yarn(self) -> RopeScaling:
-        slow, fast, size = self.rope_slow, self.rope_fast, self.rope_attention_factor
-        if not 0 < slow < fast or self.rope_base <= 1:
-            raise InputError(
-                "rope_scaling=yarn needs 0 < rope_slow < rope_fast and rope_base above 1, got "
-                f"{slow}, {fast} and {self.rope_base}"
-            )
-        factor, original = self.rope_factor, self.rope_original_len
-        return RopeScaling("yarn", factor, slow, fast, original, size, self.rope_truncate)
+        return self.position.rotary(d_head) if isinstance(self.position, Rope) else None
 
 
 def scaled(

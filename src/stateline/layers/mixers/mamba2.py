@@ -24,7 +24,7 @@ from stateline.ops import (
     linear_attention_step_,
 )
 from stateline.ops.linear_attention import CHUNK
-from stateline.settings import Count, Factor, NotNegative, Settings
+from stateline.settings import Choice, Count, Factor, NotNegative, Settings
 
 
 @accumulates("h")
@@ -59,6 +59,31 @@ def head_width(inner: int, d_head: int | None, n_groups: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Multipliers(Choice):
+    r"""Constant factors, as in Falcon-H1.
+
+    Attributes:
+        z: Factor of z.
+        u: Factor of u before the convolution.
+        b: Factor of B.
+        c: Factor of C.
+        step: Factor of :math:`\delta`.
+        out: Factor of the output.
+    """
+
+    owner = "multipliers"
+    z: float = 1.0
+    u: float = 1.0
+    b: float = 1.0
+    c: float = 1.0
+    step: float = 1.0
+    out: float = 1.0
+
+
+PLAIN = Multipliers()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mamba2Settings(Settings):
     r"""Settings of :class:`~stateline.layers.Mamba2`.
 
@@ -73,12 +98,7 @@ class Mamba2Settings(Settings):
         norm_eps: Added to the mean square in the norm.
         min_step: Smaller steps :math:`\Delta` are raised to this, as in Nemotron-H.
         normalise: Whether there is a norm before the last map.
-        gate_scale: Constant factor of z, as in Falcon-H1.
-        input_scale: Constant factor of u before the convolution.
-        b_scale: Constant factor of B.
-        c_scale: Constant factor of C.
-        step_scale: Constant factor of :math:`\delta`.
-        out_scale: Constant factor of the output.
+        multipliers: Constant factors of what the maps give: see :class:`Multipliers`.
     """
 
     d_state: Count = 128
@@ -91,12 +111,7 @@ class Mamba2Settings(Settings):
     norm_eps: NotNegative = 1e-5
     min_step: NotNegative = 0.0
     normalise: bool = True
-    gate_scale: float = 1.0
-    input_scale: float = 1.0
-    b_scale: float = 1.0
-    c_scale: float = 1.0
-    step_scale: float = 1.0
-    out_scale: float = 1.0
+    multipliers: Multipliers = PLAIN
 
 
 class Mamba2(ConvolvedValues):
@@ -143,13 +158,14 @@ class Mamba2(ConvolvedValues):
         self.d_state, self.n_groups, self.min_step = its.d_state, its.n_groups, its.min_step
         self.d_head = head_width(self.d_inner, its.d_head, its.n_groups)
         self.n_heads, shared = self.d_inner // self.d_head, its.n_groups * its.d_state
+        factors = its.multipliers
         self.in_proj = scaled_linear(
             d_model,
-            (self.d_inner, its.gate_scale),
-            (self.d_inner, its.input_scale),
-            (shared, its.b_scale),
-            (shared, its.c_scale),
-            (self.n_heads, its.step_scale),
+            (self.d_inner, factors.z),
+            (self.d_inner, factors.u),
+            (shared, factors.b),
+            (shared, factors.c),
+            (self.n_heads, factors.step),
             bias=its.bias,
         )
         self.conv = ShortConv(self.d_inner + 2 * shared, taps=its.d_conv, bias=its.conv_bias)
@@ -158,7 +174,7 @@ class Mamba2(ConvolvedValues):
         self.skip = nn.Parameter(torch.ones(self.n_heads))
         self.norm_weight = nn.Parameter(torch.ones(self.d_inner)) if its.normalise else None
         self.norm_eps = its.norm_eps
-        self.out_proj = scaled_linear(self.d_inner, (d_model, its.out_scale), bias=its.bias)
+        self.out_proj = scaled_linear(self.d_inner, (d_model, factors.out), bias=its.bias)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Mamba2State:  # noqa: ARG002
         """Zero states."""

@@ -18,10 +18,24 @@ from stateline.layers.mixers.feed_forward import (
     default_hidden,
 )
 from stateline.ops.grouped_linear import grouped_linear
-from stateline.settings import Count, NotNegative, Settings, Size
+from stateline.settings import Choice, Count, NotNegative, Settings, Size
 
 Activation = Literal["swiglu", "geglu", "relu2", "gelu"]
 Scores = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expert(Choice):
+    r"""The expert :math:`f_0` that all positions use.
+
+    Attributes:
+        d_hidden: Its hidden width.
+        gate: Whether :math:`f_0(x)` is multiplied by :math:`\sigma(w \cdot x)`.
+    """
+
+    owner = "expert"
+    d_hidden: Count = 256
+    gate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +45,7 @@ class MoESettings(Settings):
     Attributes:
         experts: Number of experts E.
         top_k: Number k of experts that a position uses.
-        shared: Hidden width of :math:`f_0`, in units of ``d_hidden``.
-        d_shared: Hidden width of :math:`f_0`; by default ``shared * d_hidden``.
-        gate_shared: Whether :math:`f_0(x)` is multiplied by :math:`\sigma(w \cdot x)`.
+        shared: :math:`f_0`: its hidden width in units of ``d_hidden``, or an :class:`Expert`.
         activation: Activation of the experts, as in a feed-forward.
         d_hidden: Hidden width of an expert; by default that of a feed-forward, divided by
             ``top_k`` and rounded up to a multiple of 8.
@@ -51,9 +63,7 @@ class MoESettings(Settings):
 
     experts: Count = 8
     top_k: Count = 2
-    shared: Size = 0
-    d_shared: Size | None = None
-    gate_shared: bool = False
+    shared: Size | Expert = 0
     activation: Activation = "swiglu"
     d_hidden: Count | None = None
     scores: Scores = "softmax"
@@ -69,15 +79,15 @@ class MoESettings(Settings):
             raise InputError(
                 f"top_k must be at most experts, got top_k={self.top_k}, experts={self.experts}"
             )
-        if self.gate_shared and not (self.shared if self.d_shared is None else self.d_shared):
-            raise InputError("gate_shared=True needs a shared expert: set shared or d_shared")
 
     def widths(self, d_model: int) -> tuple[int, int]:
         """Hidden widths of an expert and of the shared expert."""
         width = self.d_hidden
         if width is None:
             width = -(-default_hidden(d_model, self.activation) // (8 * self.top_k)) * 8
-        return width, self.shared * width if self.d_shared is None else self.d_shared
+        return width, self.shared.d_hidden if isinstance(
+            self.shared, Expert
+        ) else self.shared * width
 
 
 class MoE(Positionwise):
@@ -88,7 +98,7 @@ class MoE(Positionwise):
         y = \alpha \sum_{i \in T} \frac{p_i}{\sum_{j \in T} p_j}\, f_i(x) + f_0(x)
 
     where T are the ``top_k`` experts of largest p, and each :math:`f_i` is a feed-forward;
-    :math:`f_0`, which all positions use, is there if ``shared`` or ``d_shared`` is positive. No
+    :math:`f_0`, which all positions use, is there if ``shared`` is not 0. No
     position is dropped, however many choose the same expert, so every position is computed by
     itself, as in a step. Scores are computed in float32 at least.
 
@@ -107,8 +117,8 @@ class MoE(Positionwise):
 
     Raises:
         InputError: If the activation or the kind of scores is unknown, a size is not positive,
-            ``top_k`` exceeds ``experts``, ``shared``, ``d_shared``, ``balance`` or
-            ``correction_rate`` is negative, or ``gate_shared`` is set without :math:`f_0`.
+            ``top_k`` exceeds ``experts``, or ``shared``, ``balance`` or ``correction_rate`` is
+            negative.
 
     Attributes:
         uses: A vector that requires a gradient, or ``None``. A backward pass adds to its gradient
@@ -119,7 +129,7 @@ class MoE(Positionwise):
         "Switch Transformers", JMLR 2022, equations 4 to 6, for sigmoids as in DeepSeek-AI,
         "DeepSeek-V3 Technical Report", 2024, equations 17 to 20; ``shared``: Dai et al.,
         "DeepSeekMoE", 2024; without dropping: Gale et al., "MegaBlocks", MLSys 2023;
-        ``gate_shared``: Qwen team, "Qwen1.5-MoE", 2024; ``correction``: Wang et al.,
+        ``gate``: Qwen team, "Qwen1.5-MoE", 2024; ``correction``: Wang et al.,
         "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024, section 3.
     """
 
@@ -142,7 +152,7 @@ class MoE(Positionwise):
         self.out_weight = nn.Parameter(_drawn(d_model, its.experts, *one.out_proj.weight.shape))
         self.register_buffer("correction", torch.zeros(its.experts) if its.correction else None)
         self.always = feed_forward(d_hidden=self.d_shared) if self.d_shared else None
-        self.gate = Linear(d_model, 1, bias=False) if its.gate_shared else None
+        self.gate = Linear(d_model, 1, bias=False) if getattr(its.shared, "gate", False) else None
         self.positions: int | None = None  # of an update; by default, of each call
         self.uses: Tensor | None = None
 

@@ -14,13 +14,11 @@ from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context, mean_visible
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.heads import HeadSettings, RotatesHeads, scaled
-from stateline.layers.norm import OffsetRMSNorm, scaled_queries, unit_length
+from stateline.layers.mixers.heads import HeadSettings, Offset, Rms, Rope, RotatesHeads, scaled
+from stateline.layers.norm import scaled_queries, unit_length
 from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import alibi_slopes, t5_buckets
-from stateline.settings import Count, NotNegative
-
-WindowPosition = Literal["none", "rope", "alibi", "relative", "t5"]
+from stateline.settings import Count
 
 _BUCKETS = 32
 
@@ -41,29 +39,25 @@ class SlidingSettings(HeadSettings):
 
     Attributes:
         window: Number of positions that a position sees, w.
-        position: Position scheme. ``none``: only the mask. ``rope``: rotary embedding. ``alibi``: a
-            penalty linear in the distance. ``relative``: a learned key p for each distance, shared
-            by all heads. ``t5``: a learned bias b for each head and bucket of distances, see
+        position: Position scheme. ``none``: only the mask. ``rope``: rotary embedding, see
+            :class:`~stateline.layers.mixers.heads.Rope`. ``alibi``: a penalty linear in the
+            distance. ``relative``: a learned key p for each distance, shared by all heads. ``t5``:
+            a learned bias b for each head and bucket of distances, see
             :func:`stateline.ops.positions.t5_buckets`.
         includes_self: Whether a position sees itself; if not, the window ends right before it.
         blocks: Whether windows start at the boundaries of blocks of ``window`` positions.
         qk_norm: Whether queries and keys have unit length and a learned scale per head, initially
             1, replaces :math:`1 / \sqrt d`; the scale also multiplies the biases. Not with
-            ``score_scale``. With ``rms`` or ``offset``, they are normalised as those of
-            :class:`~stateline.layers.Attention` with ``True`` or ``offset``.
-        norm_eps: For ``rms`` and ``offset``: added to the mean square.
-        zeros_before: Whether a window of zeros before the first position takes part in the softmax,
-            as in Transformer-XL and Block-Recurrent training code. Wrappers that keep their own
-            context start without it.
+            ``score_scale``. Or how they are normalised:
+            :class:`~stateline.layers.mixers.heads.Rms`,
+            :class:`~stateline.layers.mixers.heads.Offset`.
     """
 
     window: Count = 128
-    position: WindowPosition = "none"
+    position: Literal["none", "alibi", "relative", "t5"] | Rope = "none"
     includes_self: bool = True
     blocks: bool = False
-    qk_norm: bool | Literal["rms", "offset"] = False
-    norm_eps: NotNegative = 1e-6
-    zeros_before: bool = False
+    qk_norm: bool | Rms | Offset = False
 
     def __post_init__(self) -> None:
         if self.qk_norm is True and self.score_scale is not None:
@@ -124,9 +118,9 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         if its.position == "t5":
             self.bucket_bias = nn.Parameter(torch.randn(its.n_heads, _BUCKETS) * d_model**-0.5)
         self.scale = nn.Parameter(torch.ones(its.n_heads)) if its.qk_norm is True else None
-        norm = {"rms": nn.RMSNorm, "offset": OffsetRMSNorm}.get(str(its.qk_norm))
-        self.q_norm = norm(self.d_head, eps=its.norm_eps) if norm else None
-        self.k_norm = norm(self.d_head, eps=its.norm_eps) if norm else None
+        norm = None if isinstance(its.qk_norm, bool) else its.qk_norm
+        self.q_norm = None if norm is None else norm.norm(its.n_heads, self.d_head)
+        self.k_norm = None if norm is None else norm.norm(self.n_kv_heads, self.d_head)
 
     @property
     def reach(self) -> int:
@@ -139,18 +133,19 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         return self.reach - self.includes_self
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> SlidingAttentionState:  # noqa: ARG002
-        """Empty cache; with ``zeros_before``, it counts as filled with zeros."""
+        """Empty cache.
+
+        With a ``length`` of 2 ``window``, it is full of zeros that take part in the softmax, as in
+        Transformer-XL and Block-Recurrent training code.
+        """
         free = zeros(self.q_proj.weight, batch_size, self.span, *self._kv_shape[1:])
-        seen = 2 * self.window if self.settings.zeros_before else 0
-        length = torch.full((batch_size,), seen, dtype=torch.int64, device=free.device)
+        length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
         return SlidingAttentionState(free, free.clone(), length)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         if not x.shape[1]:
             return x
-        if self.settings.zeros_before:
-            return self.forward_chunk(x, self.init_state(len(x)))[0]
         positions = torch.arange(x.shape[1], device=x.device)[None]
         return self._attend(self._queries(x, positions), self.project_context(x, positions), None)
 
@@ -198,8 +193,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
 
     def flops_per_token(self, length: int) -> float:
         """Linear maps, and scores and weighted sums within the window."""
-        begin = 2 * self.window if self.settings.zeros_before else 0
-        seen = (self._earlier(begin + length) - self._earlier(begin)) / length + self.includes_self
+        seen = self._earlier(length) / length + self.includes_self
         return super().flops_per_token(length) + 4.0 * self.n_heads * self.d_head * seen
 
     def _earlier(self, length: int) -> float:

@@ -19,7 +19,8 @@ from stateline.layers.compose import (
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.attention import Attention
 from stateline.layers.mixers.feed_forward import FeedForward
-from stateline.settings import Count, NotNegative, Positive
+from stateline.layers.mixers.heads import PLAIN_ROPE, Rope
+from stateline.settings import Count, NotNegative
 
 
 class Adapted(nn.Module):
@@ -136,7 +137,6 @@ class SharedTransformer(ActivationCheckpointing, Composite):
         rank: Rank of the adapters.
         adapts_attention: Whether queries, keys and values have adapters.
         position: Positions of attention.
-        rope_base: Base of rotary positions.
         bias: Whether the feed-forward has biases.
         norm_eps: Added to the mean square in the norms.
         first: Whether a transformer also stands before the first part.
@@ -160,8 +160,7 @@ class SharedTransformer(ActivationCheckpointing, Composite):
         blocks: Count = 1,
         rank: Count = 8,
         adapts_attention: bool = True,
-        position: Literal["none", "rope"] = "rope",
-        rope_base: Positive = 10_000.0,
+        position: Literal["none"] | Rope = PLAIN_ROPE,
         bias: bool = False,
         norm_eps: NotNegative = 1e-5,
         first: bool = True,
@@ -183,12 +182,11 @@ class SharedTransformer(ActivationCheckpointing, Composite):
         )
         self.rank, self.adapts_attention, self.n_heads = rank, adapts_attention, n_heads
         self.d_hidden, self.bias, self.norm_eps = d_hidden, bias, norm_eps
-        self.position, self.rope_base = position, rope_base
+        self.position = position
         attention = {
             "n_heads": n_heads,
             "position": position,
             "score_scale": (n_heads / self.d_model) ** 0.5,
-            **({"rope_base": rope_base} if position == "rope" else {}),
         }
         found = [cast("TransformerWeights", self.blocks[i % blocks]) for i in range(depths)]
         self.places = nn.ModuleList(

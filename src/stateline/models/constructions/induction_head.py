@@ -48,7 +48,7 @@ def induction_head(vocab_size: int = 20, *, longest: int = 1000) -> LanguageMode
     at_least(1, vocab_size=vocab_size, longest=longest)
     token, previous, found = places(vocab_size, vocab_size, vocab_size)
     config = ModelConfig(
-        "attention(n_heads=2, position=hard_alibi, masked_heads=2) attention(n_heads=1)",
+        "attention(n_heads=2, position=hard_alibi(masked_heads=2)) attention(n_heads=1)",
         vocab_size=vocab_size,
         d_model=found.stop + found.stop % 2,
         norm="rms",

@@ -58,7 +58,7 @@ def ngram_copier(n: int = 5, *, n_letters: int = 26, longest: int = 1000) -> Lan
         d_code, (n + 1) * d_code, n * (d_code + 1), n * (d_code + 1), d_code
     )
     width = -(-found.stop // (n + 1)) * (n + 1)  # a multiple of the number of heads
-    pattern = f"attention(n_heads={n + 1}, position=hard_alibi, masked_heads={n + 1}) "
+    pattern = f"attention(n_heads={n + 1}, position=hard_alibi(masked_heads={n + 1})) "
     config = ModelConfig(
         pattern + "attention(n_heads=1)",
         vocab_size=n_letters + 4,

@@ -77,7 +77,7 @@ def _sliding_attention(at: Place) -> list[Part]:
     parts = at.linear("q_proj", [q], bias in (True, "qkv"))
     parts += at.linear("kv_proj", kv, bias in (True, "qkv"), rows)
     parts += at.linear("out_proj", [at.names.out], bias in (True, "out"))
-    return parts + (_qk_norms(at) if at.keywords["qk_norm"] in ("rms", "offset") else [])
+    return parts + (_qk_norms(at) if not isinstance(at.keywords["qk_norm"], bool) else [])
 
 
 def _qk_norms(at: Place) -> list[Part]:
@@ -280,7 +280,11 @@ def _moe(at: Place) -> list[Part]:
         up, down = experts.always
         parts += at.linear("always.in_proj", up, False, [shared] * len(up))
         parts += at.linear("always.out_proj", [down], False)
-    return parts + (at.same(f"gate.weight:{experts.gate}.weight") if own["gate_shared"] else [])
+    return parts + (
+        at.same(f"gate.weight:{experts.gate}.weight")
+        if getattr(own["shared"], "gate", False)
+        else []
+    )
 
 
 _MAKE: Mapping[str, Callable[[Place], list[Part]]] = {

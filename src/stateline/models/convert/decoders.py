@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 from stateline.errors import InputError
+from stateline.layers.mixers.moe import Expert
 from stateline.models.convert import fields
 from stateline.models.convert.converter import family
 from stateline.models.convert.fields import Draft, Fields, Rule, field
@@ -195,12 +196,26 @@ def all_sparse(
     )
 
 
-def shared_expert(width: int) -> tuple[Rule, ...]:
-    """Fields of an expert that all tokens use, whose output is gated; with its default width."""
-    return (
-        field("shared_expert_intermediate_size", "moe.d_shared", width),
-        Rule("", lambda draft: draft.put("moe.gate_shared", True)),
-    )
+def shared_expert(
+    width: int, official: str = "shared_expert_intermediate_size", *, gate: bool = True
+) -> Rule:
+    """The field of the width of an expert that all tokens use.
+
+    Args:
+        width: The width if the field is missing.
+        official: Its name.
+        gate: Whether its output is gated.
+    """
+
+    def read(draft: Draft) -> None:
+        if any(draft.sparse or [True]):
+            expert = Expert(d_hidden=count(draft.settings, official, width), gate=gate)
+            draft.put("moe.shared", str(expert))
+
+    def write(model: Written) -> dict[str, Any]:
+        return {official: model.first("moe")["d_shared"]} if model.numbers("moe") else {}
+
+    return Rule(official, read, write)
 
 
 def _read_mixtral(draft: Draft) -> None:
@@ -272,7 +287,7 @@ _FIELDS = {
             _QWEN,
         ),
         fields.SILU,
-        fixed={"attention.qk_norm": True},
+        fixed={"attention.qk_norm": "rms"},
     ),
     "olmo2": Fields(
         (
@@ -297,7 +312,7 @@ _FIELDS = {
             ),
         ),
         fields.SILU,
-        fixed={"norm_after": "attention sliding_attention", "attention.qk_norm": True},
+        fixed={"norm_after": "attention sliding_attention", "attention.qk_norm": "rms"},
     ),
     "granite": Fields((*_LLAMA, *MULTIPLIERS), fields.SILU),
     "mixtral": Fields(
@@ -318,7 +333,7 @@ _FIELDS = {
             *fields.norms(1e-6),
             fields.hidden(5632),
             *some_sparse(60, 4, 1408),
-            *shared_expert(5632),
+            shared_expert(5632),
             fields.heads(16),
             fields.rope(),
             field("qkv_bias", "attention.bias", True, {True: "qkv", False: False}),
@@ -339,7 +354,7 @@ _FIELDS = {
         ),
         _FEW,
         _UNUSED,
-        {"attention.qk_norm": True},
+        {"attention.qk_norm": "rms"},
     ),
     "olmoe": Fields(
         (

@@ -6,6 +6,7 @@ from stateline.errors import InputError
 from stateline.layers.dropout import Dropout
 from stateline.models.config import ModelConfig
 from stateline.models.factory import meta_model
+from stateline.settings import Choice
 
 _TRAINING = ("balance", "correction_rate", "dropout")
 """Settings of layers without effect outside training."""
@@ -50,7 +51,7 @@ def _structure(config: ModelConfig) -> dict[str, Any]:
         settings = getattr(module, "settings", None)  # of a layer that has a dataclass of them
         own = {**vars(settings), **vars(module)} if settings else vars(module)
         for name, value in own.items():
-            if isinstance(value, int | float | str) and name not in _TRAINING:
+            if isinstance(value, int | float | str | Choice) and name not in _TRAINING:
                 found[f"{path}.{name}".removeprefix(".")] = value
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     return found | shapes

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 from stateline.errors import InputError
 from stateline.layers import LAYERS
+from stateline.layers.mixers.heads import Rope, Yarn
 from stateline.models.build import MAX_LAYERS
 from stateline.models.config import ModelConfig
 from stateline.models.convert.parts import Names, Written, groups
 from stateline.models.convert.weights import count, flag, number, section
-from stateline.models.pattern import Value, runs
 from stateline.ops.positions import yarn_factor
+from stateline.pattern import Value, format_value, runs
 from stateline.settings import at_least
 
 Settings = Mapping[str, Any]
@@ -82,9 +83,21 @@ class Draft:
         self.sparse: list[bool] = []
 
     def put(self, place: str, value: Value) -> None:
-        """Set a setting of the model, or LAYER.KEYWORD."""
-        layer, _, keyword = place.rpartition(".")
-        (self.layers[layer] if layer else self.model)[keyword] = value
+        """Set a setting of the model, LAYER.KEYWORD, or a setting of the keyword's value.
+
+        Such a setting, LAYER.KEYWORD.NAME, is for the value that the keyword has in the end.
+        """
+        *layer, keyword = place.split(".", maxsplit=1)
+        (self.layers[layer[0]] if layer else self.model)[keyword] = value
+
+    def spell(self) -> None:
+        """Write settings of values into these values."""
+        for own in self.layers.values():
+            inner: dict[str, dict[str, Value]] = defaultdict(dict)
+            for place in [name for name in own if "." in name]:
+                keyword, _, name = place.partition(".")
+                inner[keyword][name] = own.pop(place)
+            own |= {keyword: format_value(own[keyword], each) for keyword, each in inner.items()}
 
 
 class Rule(NamedTuple):
@@ -113,13 +126,12 @@ def field(
 
     Args:
         official: The name of the field.
-        ours: Name of a setting of our model, or LAYER.KEYWORD.
+        ours: Name of a setting of our model, LAYER.KEYWORD, or LAYER.KEYWORD.NAME.
         default: The value if the field is missing, which also defines its type. ``None``: the field
             is a required positive integer.
         words: Our value for a field that is false, and for one that is true.
     """
-    layer, _, keyword = ours.rpartition(".")
-    alike = ("attention", "sliding_attention") if layer == "attention" else (layer,)
+    layer = ours.rpartition(".")[0].partition(".")[0]
 
     def read(draft: Draft) -> None:
         if layer == "moe" and draft.sparse and not any(draft.sparse):
@@ -134,11 +146,7 @@ def field(
     def write(model: Written) -> dict[str, Any]:
         if layer in ("feed_forward", "moe") and not model.numbers(layer):
             return {}
-        if layer:
-            own = model.first(*alike)
-            found = own[keyword] if keyword in own else model.first(layer)[keyword]
-        else:
-            found = getattr(model.config, keyword)
+        found = _setting(model, ours)
         if isinstance(default, bool):
             found = found == words[True]
         elif isinstance(default, float) and found is not None:
@@ -146,6 +154,17 @@ def field(
         return {official: found}
 
     return Rule(official, read, write)
+
+
+def _setting(model: Written, place: str) -> Any:
+    """The setting of a model of ours in a place; ``None`` if a value has no such setting."""
+    layer, *keywords = place.split(".")
+    if not keywords:
+        return getattr(model.config, layer)
+    own = model.first(*(("attention", "sliding_attention") if layer == "attention" else (layer,)))
+    keyword, *name = keywords
+    found = own[keyword] if keyword in own else model.first(layer)[keyword]
+    return getattr(found, name[0], None) if name else found
 
 
 def several(layer: str, table: str) -> tuple[Rule, ...]:
@@ -249,14 +268,13 @@ class Fields(NamedTuple):
         n = layer_count(draft.settings, self.depth) if self.depth else len(draft.mixers)
         mixers = draft.mixers or [*names.mixers[:1]] * n
         layers = draft.layers
+        draft.spell()
         if "sliding_attention" in mixers:
             own = {**layers["attention"], **layers["sliding_attention"]}
-            if own.get("qk_norm") == "joint":
+            if str(own.get("qk_norm")).startswith("joint"):
                 raise InputError(
                     "sliding windows with heads that are normalised together are not supported"
                 )
-            if own.get("qk_norm") is True:
-                own["qk_norm"] = "rms"
             layers["sliding_attention"] = own
         model: dict[str, Any] = {"pattern": runs(mixers)}
         if len(names.norms) > 1:
@@ -346,7 +364,8 @@ GATED = (*ENDS, hidden())
 
 def norms(default: float, *layers: str) -> tuple[Rule, ...]:
     """The epsilon of the norms of the blocks, and of the norms in some kinds of layers."""
-    places = ("norm_eps", *(f"{layer}.norm_eps" for layer in layers))
+    inner = {"attention": "attention.qk_norm.eps"}
+    places = ("norm_eps", *(inner.get(layer, f"{layer}.norm_eps") for layer in layers))
     return tuple(field("rms_norm_eps", place, default) for place in places)
 
 
@@ -433,12 +452,9 @@ def rope_keywords(
             f"rotary positions with {unknown[0]}={given[unknown[0]]!r:.80} are not supported"
         )
     kind = given.get("rope_type", given.get("type", "default"))
-    keywords: dict[str, Value] = {
-        "position": "rope",
-        "rope_base": number(given, "rope_theta", base),
-    }
+    own: dict[str, Any] = {"base": number(given, "rope_theta", base)}
     if (part := number(given, "partial_rotary_factor", 1.0)) != 1:
-        keywords["rotary_fraction"] = part
+        own["fraction"] = part
         if fraction is None:
             raise InputError(f"partial_rotary_factor={part} is not supported in this family")
         d_head = head_width(settings)
@@ -451,15 +467,16 @@ def rope_keywords(
             f"rotary positions scaled by {kind!r} are not supported: only 'linear', 'llama3' and "
             "'yarn' are"
         )
-    if kind != "default":
-        keywords["rope_scaling"] = kind
+    scaling: dict[str, Value] = {}
     for official, (ours, default) in _SCALINGS[kind].items():
         read: Callable[..., Value] = count if default is None else number
-        keywords[ours] = read(given, official, default)
+        scaling[ours] = read(given, official, default)
     if kind == "yarn":
-        keywords["rope_truncate"] = flag(given, "truncate", True)
-        keywords["rope_attention_factor"] = _attention_factor(given)
-    return keywords
+        scaling["truncate"] = flag(given, "truncate", True)
+        scaling["attention_factor"] = _attention_factor(given)
+    if kind != "default":
+        own["scaling"] = format_value(kind, scaling)
+    return {"position": str(Rope(**own))}
 
 
 def _attention_factor(given: Settings) -> float | None:
@@ -473,21 +490,21 @@ def _attention_factor(given: Settings) -> float | None:
     return yarn_factor(factor, over) / yarn_factor(factor, under)
 
 
-_FACTOR = {"factor": ("rope_factor", 1.0)}
+_FACTOR = {"factor": ("factor", 1.0)}
 _SCALINGS: Mapping[str, Mapping[str, tuple[str, float | None]]] = {
     "default": {},
     "linear": _FACTOR,
     "llama3": {
         **_FACTOR,
-        "low_freq_factor": ("rope_low", 1.0),
-        "high_freq_factor": ("rope_high", 4.0),
-        "original_max_position_embeddings": ("rope_original_len", None),
+        "low_freq_factor": ("low", 1.0),
+        "high_freq_factor": ("high", 4.0),
+        "original_max_position_embeddings": ("original_len", None),
     },
     "yarn": {
         **_FACTOR,
-        "beta_slow": ("rope_slow", 1.0),
-        "beta_fast": ("rope_fast", 32.0),
-        "original_max_position_embeddings": ("rope_original_len", None),
+        "beta_slow": ("slow", 1.0),
+        "beta_fast": ("fast", 32.0),
+        "original_max_position_embeddings": ("original_len", None),
     },
 }
 """Parameters of scaled frequencies: our keywords, and defaults."""
@@ -510,19 +527,20 @@ _ROPE = {
 
 def rope_back(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`rope_keywords`, as transformers 5 writes it; empty without these."""
-    if keywords["position"] != "rope":
+    own = keywords["position"]
+    if not isinstance(own, Rope):
         return {}
-    kind = keywords["rope_scaling"].replace("none", "default")
+    kind = "default" if own.scaling == "none" else own.scaling.owner
     parameters = {
         "rope_type": kind,
-        "rope_theta": keywords["rope_base"],
-        "partial_rotary_factor": keywords["rotary_fraction"],
+        "rope_theta": own.base,
+        "partial_rotary_factor": own.fraction,
     }
-    scaling = {official: keywords[ours] for official, (ours, _) in _SCALINGS[kind].items()}
-    if kind == "yarn":
-        scaling["truncate"] = keywords["rope_truncate"]
-        if keywords["rope_attention_factor"] is not None:
-            scaling["attention_factor"] = keywords["rope_attention_factor"]
+    scaling = {new: getattr(own.scaling, ours) for new, (ours, _) in _SCALINGS[kind].items()}
+    if isinstance(own.scaling, Yarn):
+        scaling["truncate"] = own.scaling.truncate
+        if own.scaling.attention_factor is not None:
+            scaling["attention_factor"] = own.scaling.attention_factor
     return {"rope_parameters": parameters | scaling}
 
 

@@ -46,9 +46,7 @@ def _read_rope(draft: Draft) -> None:
         if word == "full_attention":
             own |= section(draft.settings, "rope_scaling")
         found = {"max_position_embeddings": longest, "rope_parameters": own}
-        # sliding layers would have the scaling of full ones
-        keywords = {"rope_scaling": "none", **fields.rope_keywords(found)}
-        draft.layers[fields.SLIDING[word]].update(keywords)
+        draft.layers[fields.SLIDING[word]].update(fields.rope_keywords(found))
 
 
 def _write_rope(model: Written) -> dict[str, Any]:

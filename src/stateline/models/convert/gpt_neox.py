@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from stateline.errors import InputError, unknown_name
+from stateline.layers.mixers.heads import PLAIN_ROPE, Rope
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter, Shapes, family
@@ -14,7 +15,7 @@ from stateline.models.convert.decoder_parts import decoder_parts
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings, field
 from stateline.models.convert.parts import Change, Names, Part, Place, Written, groups, renamed
 from stateline.models.convert.weights import count, number
-from stateline.models.pattern import parse_pattern
+from stateline.pattern import format_value, parse_pattern
 
 ACTIVATIONS = {
     "gelu": "gelu_exact",
@@ -70,21 +71,22 @@ def _read(draft: Draft) -> None:
     draft.put("feed_forward", activation(settings, "hidden_act", "gelu"))
     if settings.get("position", "rope") == "rope":
         older = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
-        given = {new: number(settings, old, 0) for old, new in older.items() if old in settings}
-        rope = fields.rope_keywords({**settings, **given}, fraction=0.25)
+        newer = {new: number(settings, old, 0) for old, new in older.items() if old in settings}
+        rope = fields.rope_keywords({**settings, **newer}, fraction=0.25)
         draft.layers["attention"] |= rope
     else:
-        draft.layers["attention"] |= {
-            "position": settings["position"],
-            "masked_heads": settings.get("masked_heads"),
-        }
+        position, masked = str(settings["position"]), settings.get("masked_heads")
+        given = position == "hard_alibi" and masked is not None
+        own = {"masked_heads": count(settings, "masked_heads", least=0)} if given else {}
+        draft.put("attention.position", format_value(position, own))
 
 
 def _write(model: Written) -> dict[str, Any]:
     attention = model.first("attention")
+    rope = attention["position"] if isinstance(attention["position"], Rope) else PLAIN_ROPE
     return {
-        "rotary_pct": attention["rotary_fraction"],  # versions 4 read these two
-        "rotary_emb_base": attention["rope_base"],
+        "rotary_pct": rope.fraction,  # versions 4 read these two
+        "rotary_emb_base": rope.base,
         **fields.rope_back(attention),
         "hidden_act": activation_back(model.config),
     }
@@ -131,8 +133,8 @@ def gpt_neox_config(settings: Settings) -> ModelConfig:
         >>> config = gpt_neox_config({
         ...     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 128,
         ...     "num_hidden_layers": 2, "num_attention_heads": 4})
-        >>> config.pattern, config.block, config.layers["attention"]["rotary_fraction"]
-        ('attention*2', 'parallel', 0.25)
+        >>> config.pattern, config.block, config.layers["attention"]["position"]
+        ('attention*2', 'parallel', 'rope(fraction=0.25)')
     """
     return _FIELDS.config(settings, NAMES)
 
@@ -140,9 +142,10 @@ def gpt_neox_config(settings: Settings) -> ModelConfig:
 def _repeat_after_me_settings(config: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of a model of Repeat After Me, which may have other positions."""
     model = groups(config, NAMES)
-    attention = model.first("attention")
-    position = {"position": attention["position"], "masked_heads": attention["masked_heads"]}
-    return _FIELDS.write(model) | position
+    position = model.first("attention")["position"]
+    masked = getattr(position, "masked_heads", None)
+    position = getattr(position, "owner", position)
+    return _FIELDS.write(model) | {"position": position, "masked_heads": masked}
 
 
 def _repeat_after_me_parts(config: ModelConfig, _: Settings) -> list[Part]:
@@ -154,7 +157,7 @@ def _repeat_after_me_parts(config: ModelConfig, _: Settings) -> list[Part]:
     twice as large instead, which gives the same scores up to rounding.
     """
     parts, attention = decoder_parts(config, NAMES), groups(config, NAMES).first("attention")
-    if attention["position"] == "rope":
+    if isinstance(attention["position"], Rope):
         return parts
     heads = attention["n_heads"], attention["d_head"]
     twice = Change(partial(_multiplied, heads, 2.0), partial(_multiplied, heads, 0.5))

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError, check_choice
+from stateline.layers.mixers.heads import Rope
 from stateline.models.config import ModelConfig
 from stateline.models.convert.converter import Converter, Shapes
 from stateline.models.convert.decoder_parts import decoder_parts
 from stateline.models.convert.fields import Settings
 from stateline.models.convert.parts import Change, Layer, Names, Part, groups
 from stateline.models.convert.weights import count, number
-from stateline.models.pattern import Value, runs
+from stateline.pattern import Value, format_value, runs
 
 HeadOrder = Literal["fused", "pytorch"]
 """The two paths of the official code: ``fused`` orders the heads as the paper does, the slow
@@ -98,7 +99,7 @@ def h3_config(settings: Settings) -> ModelConfig:
         layers["attention"] = {"n_heads": heads, "bias": True}
         if rotary := settings["rotary_emb_dim"]:
             fraction = rotary * heads / width
-            layers["attention"] |= {"position": "rope", "rotary_fraction": fraction}
+            layers["attention"] |= {"position": format_value("rope", {"fraction": fraction})}
     return ModelConfig(
         runs(names),
         vocab_size=count(settings, "vocab_size"),
@@ -167,7 +168,7 @@ def _parts(config: ModelConfig, settings: Settings) -> list[Part]:
             "", (f"backbone.layers.{n}.mixer.rotary_emb.inv_freq",), constant=partial(_rates, mixer)
         )
         for n, (mixer, _) in enumerate(groups(config, NAMES).blocks)
-        if mixer.name == "attention" and mixer.keywords["position"] == "rope"
+        if mixer.name == "attention" and isinstance(mixer.keywords["position"], Rope)
     ]
 
 
@@ -183,9 +184,8 @@ def in_order_of_pytorch(parts: list[Part], heads: int) -> list[Part]:
 
 def _rates(mixer: Layer) -> Tensor:
     """The angle per token of each pair of rotated entries."""
-    dims = int(mixer.keywords["d_head"] * mixer.keywords["rotary_fraction"]) // 2 * 2
-    steps = torch.arange(0, dims, 2, dtype=torch.float32)
-    return 1.0 / (mixer.keywords["rope_base"] ** (steps / dims))
+    dims, base, _ = mixer.keywords["position"].rotary(mixer.keywords["d_head"])
+    return 1.0 / (base ** (torch.arange(0, dims, 2, dtype=torch.float32) / dims))
 
 
 CONVERTERS = {

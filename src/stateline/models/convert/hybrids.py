@@ -8,14 +8,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from stateline.errors import InputError
+from stateline.layers.mixers.mamba2 import Multipliers
 from stateline.models.build import MAX_LAYERS
 from stateline.models.convert import fields
 from stateline.models.convert.converter import family
-from stateline.models.convert.decoders import GRANITE, LOSS, MULTIPLIERS, NAMES
+from stateline.models.convert.decoders import (
+    GRANITE,
+    LOSS,
+    MULTIPLIERS,
+    NAMES,
+    shared_expert,
+)
 from stateline.models.convert.fields import Draft, Fields, Rule, field
 from stateline.models.convert.mamba import dt_rank, unlimited
 from stateline.models.convert.parts import Experts, Names, Written, inner_width
 from stateline.models.convert.weights import count, flag, number
+from stateline.pattern import parse_value
 
 _BAMBA = NAMES._replace(
     mixers=("mamba2", "attention"),
@@ -132,7 +140,8 @@ def _read_bamba(draft: Draft) -> None:
     # transformers reads this factor only in rope_parameters
     given = {**settings, "partial_rotary_factor": 0.5}
     draft.layers["attention"] |= fields.rope_keywords(given, fraction=0.5)
-    fraction = float(draft.layers["attention"].get("rotary_fraction", 1))
+    rope = parse_value(str(draft.layers["attention"]["position"]))
+    fraction = float(str(rope.keywords.get("fraction", 1)))
     # transformers does not read it
     fields.agree(settings, attn_rotary_emb=round(fields.head_width(settings) * fraction))
 
@@ -160,14 +169,15 @@ def _write_granite(model: Written) -> dict[str, Any]:
     }
 
 
-_SSM = ("gate_scale", "input_scale", "b_scale", "c_scale", "step_scale")
+_SSM = ("z", "u", "b", "c", "step")
 
 
 def _read_factors(draft: Draft) -> None:
     settings = draft.settings
     factor = number(settings, "ssm_in_multiplier", 1.0)
-    for name, own in zip(_SSM, _numbers(settings, "ssm_multipliers", len(_SSM)), strict=True):
-        draft.put(f"mamba2.{name}", factor * own)
+    inner = [factor * own for own in _numbers(settings, "ssm_multipliers", len(_SSM))]
+    factors = dict(zip(_SSM, inner, strict=True), out=number(settings, "ssm_out_multiplier", 1.0))
+    draft.put("mamba2.multipliers", str(Multipliers(**factors)))
     gate, down = _numbers(settings, "mlp_multipliers", 2)
     draft.layers["feed_forward"] |= {"gate_scale": gate, "out_scale": down}
     # the input's factor multiplies queries, keys and values
@@ -202,7 +212,7 @@ def _numbers(settings: fields.Settings, name: str, n: int) -> list[float]:
 
 
 def _write_factors(model: Written) -> dict[str, Any]:
-    mamba2, attention = model.first("mamba2"), model.first("attention")
+    attention, factors = model.first("attention"), model.first("mamba2")["multipliers"]
     feed_forward, usual = model.first("feed_forward"), _usual(attention["d_head"])
     return {
         "attention_out_multiplier": float(attention["out_scale"]),
@@ -210,7 +220,8 @@ def _write_factors(model: Written) -> dict[str, Any]:
         "lm_head_multiplier": 1 / model.config.logits_divisor,
         "mamba_norm_before_gate": False,
         "mlp_multipliers": [float(feed_forward[name]) for name in ("gate_scale", "out_scale")],
-        "ssm_multipliers": [float(mamba2[name]) for name in _SSM],
+        "ssm_multipliers": [float(getattr(factors, name)) for name in _SSM],
+        "ssm_out_multiplier": float(factors.out),
     }
 
 
@@ -307,7 +318,7 @@ def _lfm2(*rules: Rule, inert: str, **fixed: Any) -> Fields:
                 tied,
                 lambda model: {"tie_word_embeddings": model.config.tie_embeddings},
             ),
-            *(field("norm_eps", place, 1e-5) for place in ("norm_eps", "attention.norm_eps")),
+            *(field("norm_eps", place, 1e-5) for place in ("norm_eps", "attention.qk_norm.eps")),
             *fields.several("gated_conv", "conv_L_cache=taps:3 conv_bias=bias:False"),
             *rules,
             fields.heads(8),
@@ -315,7 +326,7 @@ def _lfm2(*rules: Rule, inert: str, **fixed: Any) -> Fields:
             fields.kinds({"full_attention": "attention", "conv": "gated_conv"}, derived),
         ),
         inert=inert,
-        fixed={"attention.qk_norm": True, **fixed},
+        fixed={"attention.qk_norm": "rms", **fixed},
     )
 
 
@@ -370,7 +381,7 @@ _FIELDS = {
                 _write_granite,
             ),
             field("shared_intermediate_size", "feed_forward.d_hidden", 1024),
-            field("shared_intermediate_size", "moe.d_shared", 1024),
+            shared_expert(1024, "shared_intermediate_size", gate=False),
             *fields.several("moe", "intermediate_size=d_hidden:11008 num_experts_per_tok=top_k:2"),
             *MULTIPLIERS,
             fields.kinds(
@@ -390,11 +401,11 @@ _FIELDS = {
             fields.rope(),
             *_mamba2("mamba_d_ssm", 1024),
             field("mamba_rms_norm", "mamba2.normalise", False),
-            field("ssm_out_multiplier", "mamba2.out_scale", 1.0),
             field("embedding_multiplier", "embedding_multiplier", 1.0),
             Rule(
                 "attention_in_multiplier attention_out_multiplier key_multiplier mlp_multipliers "
-                "lm_head_multiplier mamba_norm_before_gate ssm_in_multiplier ssm_multipliers",
+                "lm_head_multiplier mamba_norm_before_gate ssm_in_multiplier ssm_multipliers "
+                "ssm_out_multiplier",
                 _read_factors,
                 _write_factors,
             ),
@@ -440,8 +451,9 @@ _FIELDS = {
                 "moe",
                 "n_routed_experts=experts:8 num_experts_per_tok=top_k:2 "
                 "norm_topk_prob=normalise:True moe_intermediate_size=d_hidden:7688 "
-                "routed_scaling_factor=scale:1.0 moe_shared_expert_intermediate_size=d_shared:7688",
+                "routed_scaling_factor=scale:1.0",
             ),
+            shared_expert(7688, "moe_shared_expert_intermediate_size", gate=False),
             fields.heads(8, 128),
             Rule(
                 f"attention_head_dim mamba_num_heads time_step_min {_LISTS}",

@@ -1,14 +1,17 @@
 """Linear attention: Kimi-Linear, MiniMax-01 and xLSTM."""
 
+from dataclasses import replace
 from typing import Any
 
 from stateline.errors import InputError
+from stateline.layers.mixers.heads import Rope
 from stateline.models.convert import fields
 from stateline.models.convert.converter import family
 from stateline.models.convert.decoders import LOSS, MIXTRAL, NAMES, all_sparse
 from stateline.models.convert.fields import Draft, Fields, Rule, field
 from stateline.models.convert.parts import Names, Written
 from stateline.models.convert.weights import count, number, section
+from stateline.pattern import parse_value
 
 _MLP = "block_sparse_moe."
 _KIMI = NAMES._replace(
@@ -143,7 +146,8 @@ def _read_minimax(draft: Draft) -> None:
         if rotated % 2 or rotated > width:
             raise InputError(f"rotary_dim must be even and at most {width}, got {rotated}")
         # Differs from transformers, which rotates whole heads, and not as the model was trained.
-        draft.put("attention.rotary_fraction", rotated / width)
+        given: dict[str, Any] = parse_value(str(draft.layers["attention"]["position"])).keywords
+        draft.put("attention.position", str(Rope(**given | {"fraction": rotated / width})))
     draft.layers["lightning_attention"] = {
         name: value
         for name, value in draft.layers["attention"].items()
@@ -160,6 +164,8 @@ def _read_minimax(draft: Draft) -> None:
 
 def _write_minimax(model: Written) -> dict[str, Any]:
     attention = model.first("attention")
+    position = attention["position"]
+    whole = replace(position, fraction=1.0) if isinstance(position, Rope) else position
     factors = {
         f"{place}_{word}_factor": getattr(model.config, ours)
         for ours, word in _FACTORS.items()
@@ -167,8 +173,8 @@ def _write_minimax(model: Written) -> dict[str, Any]:
     }
     return {
         **factors,
-        **fields.rope_back({**attention, "rotary_fraction": 1.0}),
-        "rotary_dim": round(attention["rotary_fraction"] * attention["d_head"]),
+        **fields.rope_back({"position": whole}),
+        "rotary_dim": round(getattr(position, "fraction", 1.0) * attention["d_head"]),
     }
 
 

@@ -74,7 +74,7 @@ _NEXT = _qwen(
     *fields.ENDS,
     fields.hidden(5632),
     *some_sparse(512, 10, 512, normalise=True),
-    *shared_expert(512),
+    shared_expert(512),
 )
 _DENSE = _qwen(
     4,
@@ -87,7 +87,7 @@ _SPARSE = _qwen(
     2,
     *fields.ENDS,
     *all_sparse(256, 8, 512, width_name="moe_intermediate_size"),
-    *shared_expert(512),
+    shared_expert(512),
     # the weights of experts are always normalised
     inert="decoder_sparse_step mlp_only_layers intermediate_size norm_topk_prob",
 )

@@ -8,7 +8,7 @@ from stateline.models.convert.converter import Converter
 from stateline.models.convert.fields import Settings
 from stateline.models.convert.parts import Change, Names, Part, Place, model_layers, unwrapped
 from stateline.models.convert.weights import count
-from stateline.models.pattern import Value
+from stateline.pattern import Value
 
 Architecture = Literal["transformer_xl", "ladder", "staircase", "cached_staircase", "feedback"]
 

@@ -12,7 +12,7 @@ from stateline.models.convert.decoder_parts import decoder_parts
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings
 from stateline.models.convert.parts import Layer, Names, Part, Place, Written, groups, inner_width
 from stateline.models.convert.weights import count, flag
-from stateline.models.pattern import runs
+from stateline.pattern import parse_value, runs
 
 _KIND = "shared_transformer"
 NAMES = Names(
@@ -52,8 +52,8 @@ def _read(draft: Draft) -> None:
     rope: Mapping[str, Any] = {"position": "none"}
     if flag(settings, "use_mem_rope", False):
         rope = fields.rope_keywords(settings)
-    if unknown := rope.keys() - {"position", "rope_base"}:
-        raise InputError(f"rotary positions with {sorted(unknown)[0]} are not supported here")
+        if unknown := sorted(parse_value(str(rope["position"])).keywords.keys() - {"base"}):
+            raise InputError(f"rotary positions with {unknown[0]} are not supported here")
     shared |= {**rope, "first": hybrid[0], "blocks": min(shared["blocks"], len(starts))}
     edges = sorted({0, *starts, len(hybrid)})
     parts = (runs(["mamba2"] * (end - start)) for start, end in pairwise(edges))
@@ -71,8 +71,8 @@ def _write(model: Written) -> dict[str, Any]:
         "n_mamba_heads": inner_width(mamba2, model.config) // mamba2["d_head"],
         "intermediate_size": shared["d_hidden"],
         "num_key_value_heads": shared["n_heads"],
-        "use_mem_rope": shared["position"] == "rope",
-        "rope_parameters": {"rope_type": "default", "rope_theta": shared["rope_base"]},
+        "use_mem_rope": shared["position"] != "none",
+        **fields.rope_back(shared),
     }
 
 

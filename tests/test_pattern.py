@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.errors import InputError
-from stateline.models.pattern import Item, canonical_pattern, format_pattern, parse_pattern
+from stateline.pattern import Item, canonical_pattern, format_pattern, parse_pattern
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True)
 texts = st.text(st.characters(exclude_characters='"')) | st.sampled_from(

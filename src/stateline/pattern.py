@@ -12,9 +12,10 @@
     item     := (name [arguments] | "(" pattern ")") ["*" count]
     arguments := "(" [argument ("," argument)*] ")", directly after the name
     argument := keyword "=" value | pattern
-    value    := number | true | false | none | word | "quoted text"
+    value    := number | true | false | none | word [arguments] | "quoted text"
 
-Only wrappers take patterns as arguments; most take one. Groups may be nested. Tasks are named by
+Only wrappers take patterns as arguments; most take one. Groups may be nested. A value that has
+settings of its own takes keywords: ``attention(position=rope(base=500000))``. Tasks are named by
 the same grammar: ``copying(max_len=15)``.
 """
 
@@ -180,6 +181,11 @@ class _Parser:
         return (core[0]._replace(repeat=core[0].repeat * repeat),)
 
     def item_after(self, name: str) -> Item:
+        keywords, (core, *others) = self.arguments()
+        return Item(name, keywords, core, self.count(), tuple(others))
+
+    def arguments(self) -> tuple[dict[str, Value], list[tuple[Item, ...]]]:
+        """Parse keywords and patterns, where there are any; an empty pattern stands for none."""
         keywords: dict[str, Value] = {}
         patterns: list[tuple[Item, ...]] = []
         if self.at("(") and self.adjacent:
@@ -191,8 +197,7 @@ class _Parser:
                 if not self.at(")") and not self.take(","):
                     raise self.error("',' or ')'")
             self.depth -= 1
-        core, *others = patterns or [()]
-        return Item(name, keywords, core, self.count(), tuple(others))
+        return keywords, patterns or [()]
 
     def argument(self, keywords: dict[str, Value]) -> tuple[Item, ...]:
         """Parse ``keyword=value`` into ``keywords``, or a pattern, and return it."""
@@ -231,7 +236,12 @@ class _Parser:
                 return number(word)
             except ValueError:
                 continue
-        return word
+        if not (self.at("(") and self.adjacent and _NAME.match(word)):
+            return word
+        keywords, patterns = self.arguments()
+        if patterns != [()]:
+            raise self.error("keyword=value alone in a value, before this,")
+        return format_value(word, keywords)
 
     def count(self) -> int:
         if not self.take("*"):
@@ -261,14 +271,45 @@ def _format_item(item: Item) -> str:
     return f"{item.name}{call}" + (f"*{item.repeat}" if item.repeat > 1 else "")
 
 
+def parse_value(text: str) -> Item:
+    """Parse a value with settings of its own: its name and its keywords.
+
+    Raises:
+        InputError: If the text is no such value.
+
+    Example:
+        >>> parse_value("rope(base=500000)").keywords
+        {'base': 500000}
+    """
+    parser = _Parser(text)
+    if parser.kind != "word" or not _NAME.match(parser.token):
+        raise parser.error("a name")
+    name = parser.advance()
+    keywords, patterns = parser.arguments()
+    if parser.kind != "end" or patterns != [()]:
+        raise parser.error("keyword=value alone in a value, before this,")
+    return Item(name, keywords)
+
+
+def format_value(name: str, keywords: Mapping[str, Value]) -> str:
+    """The spelling of a value with settings of its own; the inverse of :func:`parse_value`."""
+    return _format_item(Item(name, dict(keywords)))
+
+
 def _format_value(value: Value) -> str:
     if isinstance(value, str):
-        return (
-            value
-            if re.fullmatch(r"[^\s(),=*\"]+", value) and not _is_special(value)
-            else f'"{value}"'
-        )
+        plain = re.fullmatch(r"[^\s(),=*\"]+", value) and not _is_special(value)
+        return value if plain or _has_keywords(value) else f'"{value}"'
     return "none" if value is None else str(value).lower()
+
+
+def _has_keywords(text: str) -> bool:
+    """Whether a text is a value with keywords, in its one spelling."""
+    try:
+        item = parse_value(text)
+    except InputError:
+        return False
+    return bool(item.keywords) and format_value(item.name, item.keywords) == text
 
 
 def _is_special(text: str) -> bool:
