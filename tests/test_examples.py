@@ -218,3 +218,23 @@ def test_errors_on_recall_are_shown_by_how_far_back_the_pair_lies(
     heads, line = capsys.readouterr().out.splitlines()
     assert heads.endswith("6 to 9 back")
     assert all(50 < float(own) <= 100 for own in line.split()[1:])
+
+
+@pytest.mark.slow
+def test_heads_are_kept_and_judged_and_finished_students_are_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = example("hybrid_study")
+    monkeypatch.setattr(study, "GRID", [("ranking", 16, 2), ("chance", 16, 2), ("layers", 16, 4)])
+    monkeypatch.setattr(study, "ROUNDS", 1)
+    given = study.arguments().parse_args([str(tmp_path), "--seeds", "0", "1", "--share=0.002"])
+    study.main(given)
+    shown = capsys.readouterr().out
+    assert shown.count("undecided (p = 1.0000)") == 3
+    assert shown.count(", 0 of 2, ") == 0  # a teacher that copies nothing is soon recovered
+    record = read_table(tmp_path / "table.json")
+    assert [(row.x, len(row.values[0])) for row in record.rows[:2]] == [(8, 2), (2, 2)]
+    assert (tmp_path / "kept-heads.svg").read_text().count("<svg") == 1
+    monkeypatch.setattr(study, "learned", None)
+    study.main(given)
+    assert read_table(tmp_path / "table.json").rows == record.rows

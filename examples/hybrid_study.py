@@ -1,0 +1,357 @@
+"""How many heads of a transformer must stay in a hybrid, chosen how, beside which recurrence.
+
+Run it: python examples/hybrid_study.py runs/study
+
+Transformers learn to copy, one per seed. ``probe`` ranks their heads by what copying loses without
+each. Students keep some heads: the first of the ranking, heads drawn by chance, or the layers that
+copying needs most; a recurrence takes the place of the others. New layers learn the outputs of the
+old ones, then all weights the teacher's logits. A second start trains what is missing.
+"""
+
+import argparse
+import dataclasses
+import random
+import statistics
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from stateline.charts.chart import Axis, side_by_side
+from stateline.charts.export import pictures
+from stateline.charts.lines import Line, Point, line_chart
+from stateline.charts.style import styled
+from stateline.evaluate import evaluate
+from stateline.files import write_text
+from stateline.layers.state import nbytes
+from stateline.models.checkpoint import load_any, save_model
+from stateline.models.language_model import LanguageModel
+from stateline.papers.record import RecordedRow, TableRecord, write_table
+from stateline.probe import Material, load_reader
+from stateline.probe.heads import Question, probe_heads
+from stateline.runs.initial import start_from
+from stateline.runs.judged import kind_of
+from stateline.runs.record import Record
+from stateline.runs.score import EVAL_BATCHES
+from stateline.runs.store import describe_task
+from stateline.runs.verdict import ERROR_RATE, compare
+from stateline.tasks import make_task
+from stateline.train import train
+from stateline.train.config import TrainConfig
+from stateline.train.environment import environment
+
+LETTERS = 8
+TASK = f"copying(n_letters=16, max_len={LETTERS}, context_len=20, batch_size=16)"
+OTHER = 1000
+"""Added to a seed for the strings by which heads are chosen: they are not those of the scores."""
+
+LAYERS, HEADS, WIDTH = 2, 4, 16
+D_MODEL, ATTENTION = HEADS * WIDTH, "attention(position=rope"
+
+LEARNED, ROUNDS = 0.99, 4
+"""A teacher is trained until it copies this share of the strings, at most so often."""
+
+RECURRENCES = {
+    "gated_delta_net": "gated_delta_net(n_heads={n}, d_key={key}, expand_v={per_key})",
+    "gated_linear_attention": (
+        "gated_linear_attention(n_heads={n}, expand_k={keys}, expand_v={values})"
+    ),
+    "mamba2": "mamba2(n_groups={n}, d_head=16, d_state={key}, expand={values})",
+}
+"""A recurrence with n heads, keys of ``key`` entries and values of 16, in each pattern."""
+
+SMALL = 2
+"""Width of keys of the smaller state: an eighth of that of the old heads."""
+
+ENOUGH = 0.95
+"""Share of the teacher's score that counts as recovered."""
+
+STAGES = {"outputs": (30, 1e-2), "logits": (100, 4e-3)}
+"""Updates and rate of each stage."""
+
+
+Orders = dict[str, list[tuple[int, int]]]
+"""The heads of a teacher in the order in which each choice keeps them: layer and number."""
+
+
+class Result(Record, frozen=True, kw_only=True):
+    """What became of a student.
+
+    Attributes:
+        score: Share of strings that it copies without an error.
+        kept: The heads that stayed.
+        state: Bytes of its state after a string and its copy.
+        seconds: Processor time of its training.
+    """
+
+    score: float
+    kept: list[tuple[int, int]]
+    state: int
+    seconds: float
+
+
+class Student(NamedTuple):
+    """What a student keeps.
+
+    Attributes:
+        recurrence: What takes the place of the other heads.
+        key: Width of its keys.
+        choice: How heads are chosen: ``ranking``, ``chance`` or ``layers``.
+        kept: Number of heads that stay.
+    """
+
+    recurrence: str
+    key: int
+    choice: str
+    kept: int
+
+    @property
+    def label(self) -> str:
+        """Its name without the number of heads."""
+        return f"{self.recurrence}, keys of {self.key}, {self.choice}"
+
+
+GRID = (
+    ("ranking", WIDTH, 4),
+    ("chance", WIDTH, 4),
+    ("ranking", SMALL, 4),
+    ("ranking", WIDTH, 2),
+    ("chance", WIDTH, 2),
+    ("ranking", WIDTH, 0),
+)
+"""Students beside each recurrence: how heads are chosen, width of keys, heads that stay."""
+
+
+def pattern(student: Student, kept: list[tuple[int, int]]) -> str:
+    """The layers of a student that keeps some heads, each given by layer and number."""
+    found = []
+    for layer in range(LAYERS):
+        own = sorted(head for place, head in kept if place == layer)
+        n = HEADS - len(own)
+        sizes = {"n": n, "key": student.key, "per_key": WIDTH // student.key}
+        sizes |= {"keys": n * student.key / D_MODEL, "values": n * WIDTH / D_MODEL}
+        beside = RECURRENCES[student.recurrence].format(**sizes)
+        stay = f"{ATTENTION}, n_heads={len(own)}, n_kv_heads={len(own)}, d_head={WIDTH})"
+        whole = {
+            0: beside + " feed_forward" * (student.recurrence == "mamba2"),
+            HEADS: f"{ATTENTION}, n_heads={HEADS})",
+        }
+        numbers = " ".join(map(str, own))
+        mixed = f'parallel({stay}, {beside}, keeps="{numbers}")'
+        found.append(whole.get(len(own), mixed))
+    return " ".join(found)
+
+
+def teacher(folder: Path, seed: int, share: float) -> LanguageModel:
+    """A transformer that has learned to copy, kept in a folder."""
+    if not (folder / "config.json").exists():
+        torch.manual_seed(seed)
+        task, steps = make_task(TASK, seed=seed), max(1, round(1000 * share))
+        layers = f"{ATTENTION}, n_heads={HEADS})*{LAYERS}"
+        model = LanguageModel(task.model_config(layers, {"d_model": D_MODEL}))
+        for _ in range(ROUNDS):
+            settings = {"steps": steps, "warmup_steps": steps // 16, "eval_every": 0}
+            train(model, task, TrainConfig(**settings, lr=4e-3))
+            if score(model, seed) >= LEARNED:
+                break
+        save_model(model, folder)
+    model = load_any(folder)
+    assert isinstance(model, LanguageModel)
+    return model
+
+
+def chosen(folder: Path, seed: int) -> Orders:
+    """All heads of a teacher, in the order in which each choice keeps them."""
+    every = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+    asked = [
+        Question(TASK, LETTERS, unit, examples=64, seed=seed + OTHER)
+        for unit in ("heads", "layers")
+    ]
+    found = probe_heads(str(folder), asked, Material(None), load_reader, folder / "heads").found
+    heads, layers = (next(one for one in found if one.unit == own.unit) for own in asked)
+    ranking = [(loss.layer, loss.head) for loss in heads.ranking()]
+    whole = [(loss.layer, head) for loss in layers.ranking() for head in range(HEADS)]
+    chance = random.Random(seed).sample(every, len(every))
+    return {"ranking": ranking, "chance": chance, "layers": whole}
+
+
+def score(model: LanguageModel, seed: int) -> float:
+    """The share of strings that are copied without an error."""
+    return evaluate(model, make_task(TASK, seed=seed), LETTERS, batches=EVAL_BATCHES)[
+        "string_accuracy"
+    ]
+
+
+def state_bytes(model: LanguageModel) -> int:
+    """Bytes of the state of a string of the greatest length and its copy."""
+    tokens = make_task(TASK).train_batch(0).tokens[:1]
+    with torch.inference_mode():
+        return nbytes(model.forward_chunk(tokens, model.init_state(1))[1])
+
+
+def learned(layers: str, folder: Path, seed: int, share: float) -> LanguageModel:
+    """A student that has learned from the teacher in a folder."""
+    task, whole = make_task(TASK, seed=seed), load_any(folder).config
+    torch.manual_seed(seed)
+    model = start_from(dataclasses.replace(whole, pattern=layers), str(folder), task)
+    for match, (steps, rate) in STAGES.items():
+        steps = max(1, round(share * steps))
+        own = {"steps": steps, "lr": rate, "warmup_steps": steps // 8, "eval_every": 0}
+        train(model, task, TrainConfig(**own, teacher=str(folder), match=match))
+    assert isinstance(model, LanguageModel)
+    return model
+
+
+def result(student: Student, folder: Path, seed: int, share: float, orders: Orders) -> Result:
+    """The score of a student, from its file or measured."""
+    path = folder / f"{student.label}, {student.kept}.json".replace(", ", "-").replace(" ", "-")
+    if path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=Result)
+    start = time.process_time()
+    kept = orders[student.choice][: student.kept]
+    model = learned(pattern(student, kept), folder, seed, share)
+    taken = time.process_time() - start
+    found = Result(
+        score=score(model, seed), kept=kept, state=state_bytes(model), seconds=round(taken, 1)
+    )
+    write_text(path, msgspec.json.encode(found).decode() + "\n")
+    return found
+
+
+Found = dict[Student, list[Result]]
+"""Results by student, one per seed."""
+
+
+def study(folder: Path, seeds: list[int], share: float) -> Found:
+    """The results of all students; the teacher is the one that keeps all heads."""
+    orders, whole = list[Orders](), Student("attention", WIDTH, "all", LAYERS * HEADS)
+    found: Found = {whole: []}
+    for seed in seeds:
+        home = folder / f"seed-{seed}"
+        model = teacher(home, seed, share)
+        orders.append(chosen(home, seed))
+        own = Result(score=score(model, seed), kept=[], state=state_bytes(model), seconds=0)
+        found[whole].append(own)
+        print(f"teacher {seed}: {own.score:.3f}, heads {orders[-1]['ranking']}", flush=True)
+    for student in (Student(name, key, how, n) for how, key, n in GRID for name in RECURRENCES):
+        found[student] = []
+        for seed, order in zip(seeds, orders, strict=True):
+            one = result(student, folder / f"seed-{seed}", seed, share, order)
+            found[student].append(one)
+            print(f"{student.label}, {student.kept}, seed {seed}: {one.score:.3f}", flush=True)
+    return found
+
+
+def scores(found: Found, student: Student) -> list[float]:
+    """The scores of a student, one per seed."""
+    return [one.score for one in found[student]]
+
+
+def verdicts(found: Found) -> list[str]:
+    """Whether the ranking beats the other choices, and the larger state the smaller one.
+
+    Each pair gets its share of the error rate, as in a comparison.
+    """
+    ranked = [student for student in found if student.choice == "ranking"]
+    pairs = [
+        (first, other)
+        for first in ranked
+        for other in found
+        if first.key == WIDTH and other != first
+        if (other.recurrence, other.kept) == (first.recurrence, first.kept)
+    ]
+    kind, lines = kind_of(describe_task(TASK, make_task(TASK))), []
+    for first, other in pairs:
+        both = [scores(found, student) for student in (first, other)]
+        test = compare(*both, kind, pairs=len(pairs))
+        told = "told apart" if test.chance < ERROR_RATE / len(pairs) else "undecided"
+        medians = " and ".join(f"{statistics.median(own):.3f}" for own in both)
+        names = f"{first.label} and {other.label}, {first.kept} heads"
+        lines.append(f"{names}: {medians}, {told} (p = {test.chance:.4f})")
+    return lines
+
+
+def record(found: Found, seeds: list[int], command: str) -> TableRecord:
+    """All scores, as a table."""
+    rows = [
+        RecordedRow(
+            label=student.label,
+            x=student.kept,
+            seeds=seeds,
+            values=[[one.score for one in own], [one.state for one in own]],
+            seconds=round(sum(one.seconds for one in own), 1),
+        )
+        for student, own in found.items()
+    ]
+    return TableRecord(
+        table="",
+        size="laptop",
+        command=command,
+        created=datetime.now(UTC).date().isoformat(),
+        environment={**environment()},
+        columns=["strings copied", "bytes of state"],
+        rows=rows,
+        note=f"{TASK}; heads stay at x; all {LAYERS * HEADS} are the teacher",
+    )
+
+
+def picture(found: Found) -> str:
+    """Charts of the scores by the heads that stay, one for each recurrence, as an SVG document."""
+    names = {
+        ("ranking", WIDTH): "first of the ranking",
+        ("chance", WIDTH): "by chance",
+        ("layers", WIDTH): "one layer",
+        ("ranking", SMALL): "ranking, an eighth of the state",
+    }
+    charts, styles = [], styled(list(names.values()))
+    (whole,) = (student for student in found if student.choice == "all")
+    end = Point(whole.kept, scores(found, whole))
+    for recurrence in RECURRENCES:
+        lines = [
+            Line(style, sorted([*points, end] if len(points) > 1 else points))
+            for (choice, key), style in zip(names, styles, strict=True)
+            if (
+                points := [
+                    Point(student.kept, scores(found, student))
+                    for student in found
+                    if student[:2] == (recurrence, key)
+                    and (student.choice == choice or not student.kept)
+                ]
+            )
+        ]
+        axes = (Axis("heads that stay, of 8"), Axis("strings copied", domain=(0, 1)))
+        charts.append(line_chart(recurrence, recurrence, [], lines, axes))
+    (svg,) = pictures([side_by_side(charts)])
+    return svg
+
+
+def main(given: argparse.Namespace) -> None:
+    """Train what is missing, print the verdicts, and write the table and the charts."""
+    found = study(given.folder, given.seeds, given.share)
+    for student, own in found.items():
+        values, state = scores(found, student), statistics.median(one.state for one in own)
+        spread = f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+        whole = scores(found, next(iter(found)))
+        good = sum(a >= ENOUGH * b for a, b in zip(values, whole, strict=True))
+        print(f"{student.label}, {student.kept}: {spread}, {good} of {len(values)}, {state} bytes")
+    print("\n".join(verdicts(found)))
+    seeds = " ".join(map(str, given.seeds))
+    command = f"python examples/hybrid_study.py runs/study --seeds {seeds} --share {given.share:g}"
+    write_table(given.folder / "table.json", record(found, given.seeds, command))
+    write_text(given.folder / "kept-heads.svg", picture(found))
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Declare the options."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--share", type=float, default=1.0, help="share of all updates")
+    return parser
+
+
+if __name__ == "__main__":
+    main(arguments().parse_args())
