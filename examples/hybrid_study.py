@@ -306,6 +306,8 @@ def picture(found: Found) -> str:
         ("layers", WIDTH): "one layer",
         ("ranking", SMALL): "ranking, an eighth of the state",
     }
+    tried = {(student.choice, student.key) for student in found if student.kept}
+    names = {pair: name for pair, name in names.items() if pair in tried}
     charts, styles = [], styled(list(names.values()))
     (whole,) = (student for student in found if student.choice == "all")
     end = Point(whole.kept, scores(found, whole))
