@@ -225,3 +225,17 @@ def test_grouped_queries_share_their_keys(backend: str) -> None:
     y = run(**x, window=4, backend=backend)
     wanted = run(**repeated, window=4, backend="reference")
     torch.testing.assert_close(y, wanted, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+@pytest.mark.parametrize("first", [None, [0, 12], [3, 11]])
+def test_the_kernel_of_few_queries_equals_the_definition(
+    length: int, soft_cap: float | None, first: list[int] | None
+) -> None:
+    pytest.importorskip("numba")
+    x = case(length, 12, 4)
+    given = {"q": x["q"], "k": x["k"][:, :, :1], "v": x["v"][:, :, :1], "window": 4}
+    given |= {"soft_cap": soft_cap, "first": None if first is None else torch.tensor(first)}
+    y, wanted = (run(**given, backend=backend) for backend in ("numba", "reference"))
+    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-13)

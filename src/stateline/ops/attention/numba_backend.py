@@ -33,7 +33,7 @@ def can_use(function: str, *inputs: Any) -> str:
     q, k, v, mask, dropout = inputs
     if mask.slopes is not None and wants_gradient(mask.slopes):
         return "the numba kernel gives no gradient to slopes"
-    if mask.soft_cap is not None and not _takes_steps(q, k, v, mask):
+    if mask.soft_cap is not None and not takes_steps(q, k, v, mask):
         return "with many queries, the numba kernel has no soft cap"
     if dropout:
         return "the numba kernel has no dropout"
@@ -64,7 +64,7 @@ def _can_step(*inputs: Any) -> str:
     return launch.can_step(*tensors, mask.slopes)
 
 
-def _takes_steps(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> bool:
+def takes_steps(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> bool:
     """Whether the kernel for few queries can run the call."""
     return q.shape[1] <= FEW_QUERIES and mask.first is None and not wants_gradient(q, k, v)
 
@@ -74,8 +74,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: flo
     if wants_gradient(q, k, v):
         y: Tensor = _Recorded.apply(q, k, v, mask)
         return y
-    few = _takes_steps(q, k, v, mask)
-    return _of_few(q, k, v, mask) if few else _with_norms(q, k, v, mask)[0].to(q.dtype)
+    few = takes_steps(q, k, v, mask)
+    return of_few(q, k, v, mask) if few else _with_norms(q, k, v, mask)[0].to(q.dtype)
 
 
 def attention_step_(
@@ -129,7 +129,8 @@ def _read(dtype: torch.dtype, *signals: Tensor) -> Any:
     return zip(*[strided(x.flatten(2), dtype) for x in signals], strict=True)
 
 
-def _of_few(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+def of_few(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+    """Attention of few queries; here, ``first`` of the mask has one slot per row."""
     dtype = launch.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype, device="cpu")
     signals, strides = _read(dtype, q, k, v)

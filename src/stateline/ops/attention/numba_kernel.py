@@ -384,12 +384,13 @@ def backward(
 
 @summing_kernel
 def step(
-    q, k, v, y, starts, slopes, windows, _, of_q, of_k, of_v, length, slots, heads, d, group,
+    q, k, v, y, starts, slopes, windows, firsts, of_q, of_k, of_v, length, slots, heads, d, group,
     soft_cap, start, stop,
 ):  # fmt: skip
     """The forward pass for few queries of one document; vectors lie along the entries of a head.
 
-    Each ``group`` of heads shares keys and values. A soft cap of 0 means none.
+    Each ``group`` of heads shares keys and values. A soft cap of 0 means none. No query of a row
+    sees a slot before the row's entry of ``firsts``; one that sees none gives zero.
     """
     weights, total = np.empty(slots, q.dtype), np.empty(d, q.dtype)
     scale, cap = q.dtype.type(LOG2_E / math.sqrt(d)), q.dtype.type(LOG2_E * soft_cap)
@@ -400,6 +401,8 @@ def step(
         for t in range(length):
             at, position = (row * length + t) * of_q + head * d, offset + t
             low, high = max(0, position - window + 1), min(slots, position + 1)
+            if firsts is not None:
+                low = max(low, firsts[row])
             first = row * slots * of_k + head // group * d
             ours = row * slots * of_v + head // group * d
             top = q.dtype.type(HIDDEN)
@@ -416,8 +419,9 @@ def step(
             total[:] = 0
             for j in range(low, high):
                 add_multiple(total, weights[j], v, ours + j * of_v)
+            share = 1 / mass if mass > 0 else mass
             for c in range(d):
-                y[((row * length + t) * heads + head) * d + c] = total[c] / mass
+                y[((row * length + t) * heads + head) * d + c] = total[c] * share
 
 
 @kernel

@@ -44,7 +44,7 @@ def example(sizes: Sizes) -> Example:
     return Example((q, k, v, LocalWindow(128), 0.0), 4.0 * sizes.positions * 128)
 
 
-OP = Op(__name__, ["flex"], example)
+OP = Op(__name__, ["numba", "flex"], example)
 
 
 def _window_fits(window: LocalWindow) -> str:
