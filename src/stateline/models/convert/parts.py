@@ -55,7 +55,8 @@ class Names(NamedTuple):
         ends: Our names of the layers that may follow the mixer in blocks of two.
         branches: Our names of the layers in a mixer that is a wrapper.
         wrapper: Our name of the wrapper around all layers, if there is one.
-        base: Prefix of all names except the name of the output matrix; some files leave it out.
+        base: What all names but that of the output matrix begin with, as they stand here; some
+            files leave it out.
         embedding_norm: Normalisation of the embeddings.
         norm: Last normalisation.
         layer: Prefix of the names in layer number ``{}``.

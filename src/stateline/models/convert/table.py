@@ -295,7 +295,8 @@ def _recognise(
         )
     seen = settings.get("model_type") or ", ".join(list(tensors)[:3])
     raise InputError(
-        f"the model in {source} is of no known format ({seen}): known are {', '.join(CONVERTERS)}"
+        f"the model in {source} is of no known format ({seen}): known are {', '.join(CONVERTERS)}; "
+        "one of your own needs --import FILE"
     )
 
 
