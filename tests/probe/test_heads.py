@@ -81,6 +81,17 @@ def test_a_silent_head_is_a_head_whose_outputs_are_not_read(pattern: str, tmp_pa
     assert len(found.losses) == sum(group.number for heads in mixers for group in heads)
 
 
+def test_a_model_that_answers_nothing_right_is_told_that_its_ranking_says_little(
+    tmp_path: Path,
+) -> None:
+    source, spec = reader("attention"), str(tmp_path / "model")
+    save_model(LanguageModel(ModelConfig("lstm", 4, d_model=4)), Path(spec))
+    told: list[str] = []
+    probe_heads(spec, [ASKED], Material(None), lambda _: source, tmp_path, tell=told.append)
+    assert scores(source)[0] == 0
+    assert "answers 0% of the examples: a ranking of its heads by what it loses says" in told[-1]
+
+
 def test_a_whole_layer_is_silent_without_all_of_its_heads(tmp_path: Path) -> None:
     source = reader("attention mlstm h3")
     found = measured(source, tmp_path, ASKED._replace(unit="layers"))

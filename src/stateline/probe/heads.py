@@ -37,6 +37,9 @@ from stateline.runs.results import to_json
 from stateline.tasks import make_task
 from stateline.tasks.base import IGNORE, Batch
 
+RETRIEVES = 0.1
+"""Share of right answers below which a ranking of heads is said to say little."""
+
 
 class Question(NamedTuple):
     """What is measured.
@@ -276,6 +279,11 @@ def probe_heads(
                 results = msgspec.structs.replace(results, found=[*others, found])
                 write_text(folder / FILE, to_json(results, indent=1))
                 tell(f"layer {found.done} of {found.layers}  ({found.seconds:.0f} s)")
+            if (match := results.found[-1].match) < RETRIEVES:
+                tell(
+                    f"{model} answers {match:.0%} of the examples: a ranking of its heads by what "
+                    "it loses says little; give shorter lengths, or another task"
+                )
     return results
 
 

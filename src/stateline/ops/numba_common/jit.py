@@ -107,7 +107,7 @@ class _SayOnce(event.Listener):
         dispatcher = event.data["dispatcher"]
         if not self.said and dispatcher.py_func.__module__.startswith("stateline.ops."):
             self.said = True
-            _log.warning("compiling new CPU kernels: this can take a minute, once per machine")
+            _log.warning("compiling new CPU kernels, kept on disk: this can take a minute")
 
     def on_end(self, event: Any) -> None:
         """Nothing to do."""
