@@ -59,7 +59,10 @@ def test_a_damaged_configuration_is_refused(text: str, message: str) -> None:
     [
         ({"pattern": 3}, "wants pattern to be str, got 3"),
         ({"vocab_size": "many"}, "wants vocab_size to be int from 1 to 16,777,216, got 'many'"),
-        ({"norm": "batch"}, "wants norm to be one of layer, rms, rms_offset, none, got 'batch'"),
+        (
+            {"norm": "group"},
+            "wants norm to be one of layer, rms, rms_offset, batch, none, got 'group'",
+        ),
         ({"feed_forward": "tanh"}, "wants feed_forward to be one of gelu, .*, got 'tanh'"),
         ({"tie_embeddings": 1}, "wants tie_embeddings to be bool, got 1"),
         ({"max_len": 1.5}, "wants max_len to be int from 1 to 16,777,216 or none, got 1.5"),
