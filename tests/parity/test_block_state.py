@@ -25,7 +25,7 @@ def with_official_filters(case: Case, variant: str) -> BlockState:
     ).double()
     filters, skip = tensors[f"{variant}_filter"], tensors[f"{variant}_bias"]
     taps = filters.flatten(1).mT + F.pad(skip.flatten()[:, None], (0, about["L"] - 1))
-    layer.ssm.taps = lambda: taps
+    layer.ssm.first_taps = lambda _: taps
     with torch.no_grad():
         layer.narrow.weight.copy_(torch.eye(about["D"], layer.d_model))
         if layer.initial is not None:

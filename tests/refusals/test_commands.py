@@ -18,8 +18,8 @@ MISTAKES = [
     (["info", "h3", "--dmodel", "8"], "unknown option 'dmodel': did you mean 'd_model'?"),
     (["info", "h3", "--d_model", "wide"], "d_model must be int from 1 to 16,777,216, got 'wide'"),
     (
-        ["info", "h3", "--norm", "batch"],
-        "norm must be one of layer, rms, rms_offset, none, got 'batch'",
+        ["info", "h3", "--norm", "group"],
+        "norm must be one of layer, rms, rms_offset, batch, none, got 'group'",
     ),
     (["train", "h3", "--train.steps", "many"], "train.steps must be int of at least 1, got 'many'"),
     (["check", "h3", "--d_model", "1.5"], "d_model must be int, got '1.5'"),

@@ -88,8 +88,8 @@ RECIPES = [
     (put("recipe.yaml", "pattern: [h3]"), f"{RECIPE}: pattern must be str, got"),
     (put("recipe.yaml", "pattern: h3)"), "expected a layer name at <here>: h3<here>)"),
     (
-        put("recipe.yaml", "model: {norm: batch}"),
-        "norm must be one of layer, rms, rms_offset, none, got 'batch'",
+        put("recipe.yaml", "model: {norm: group}"),
+        "norm must be one of layer, rms, rms_offset, batch, none, got 'group'",
     ),
     (
         put("recipe.yaml", "{pattern: h3, train: {lr: .nan}}"),

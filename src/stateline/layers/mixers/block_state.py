@@ -40,63 +40,50 @@ class BlockStateState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UseS4D(Choice):
-    """S4D, with frequencies that are multiples of one number, and a zero-order hold.
+class _Recurrence(Choice):
+    """A state space model that is computed as a recurrence.
 
     Attributes:
         d_state: State size per channel.
     """
 
-    owner = "s4d"
     d_state: Count = 16
+
+
+class UseS4D(_Recurrence):
+    """S4D, with frequencies that are multiples of one number, and a zero-order hold."""
+
+    owner = "s4d"
 
     def made(self, width: int, n: int) -> AnyLayer:
         """The layer, with a number of outputs per channel."""
         return DiagonalSSM(width, d_state=self.d_state, n_outputs=n, discretization="zoh")
 
 
-@dataclass(frozen=True, kw_only=True)
-class UseS4(Choice):
-    """S4.
-
-    Attributes:
-        d_state: State size per channel.
-    """
+class UseS4(_Recurrence):
+    """S4."""
 
     owner = "s4"
-    d_state: Count = 16
 
     def made(self, width: int, n: int) -> AnyLayer:
         """The layer, with a number of outputs per channel."""
         return S4SSM(width, d_state=self.d_state, n_outputs=n)
 
 
-@dataclass(frozen=True, kw_only=True)
-class UseS5(Choice):
-    """S5.
-
-    Attributes:
-        d_state: State size of all channels.
-    """
+class UseS5(_Recurrence):
+    """S5; its state is that of all channels."""
 
     owner = "s5"
-    d_state: Count = 16
 
     def made(self, width: int, n: int) -> AnyLayer:
         """The layer, with a number of outputs per channel."""
         return S5SSM(width, d_state=self.d_state, n_outputs=n)
 
 
-@dataclass(frozen=True, kw_only=True)
-class UseDSS(Choice):
-    """DSS, with the kernel exp.
-
-    Attributes:
-        d_state: State size per channel.
-    """
+class UseDSS(_Recurrence):
+    """DSS, with the kernel exp."""
 
     owner = "dss"
-    d_state: Count = 16
 
     def made(self, width: int, n: int) -> AnyLayer:
         """The layer, with a number of outputs per channel."""
@@ -117,6 +104,9 @@ class FreeFilters(Choice):
     def made(self, width: int, n: int) -> AnyLayer:
         """The layer, with a number of outputs per channel."""
         return ImplicitFilters(width, n_filters=n, filter_len=self.filter_len)
+
+
+_S4D = UseS4D()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +133,7 @@ class BlockStateSettings(TokenSettings):
 
     d_head: Count | None = None
     variant: Variant = "sh"
-    ssm: UseS4D | UseS4 | UseS5 | UseDSS | FreeFilters = UseS4D()
+    ssm: UseS4D | UseS4 | UseS5 | UseDSS | FreeFilters = _S4D
     d_ssm: Count | None = None
     n_states: Count = 32
     independent: bool = False

@@ -279,47 +279,40 @@ PLAIN_ROPE = Rope()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rms(Choice):
-    """Each query and key is divided by its root mean square, and has a learned weight per entry.
+class HeadNorm(Choice):
+    """A norm of queries and keys.
 
     Attributes:
         eps: Added to the mean square.
     """
 
-    owner = "rms"
     eps: NotNegative = 1e-6
+
+
+class Rms(HeadNorm):
+    """Each query and key is divided by its root mean square, and has a learned weight per entry."""
+
+    owner = "rms"
 
     def norm(self, n_heads: int, d_head: int) -> nn.Module:  # noqa: ARG002
         """The norm of heads."""
         return nn.RMSNorm(d_head, eps=self.eps)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offset(Choice):
-    """As :class:`Rms`, with weights that are stored as offsets from one.
-
-    Attributes:
-        eps: Added to the mean square.
-    """
+class Offset(HeadNorm):
+    """As :class:`Rms`, with weights that are stored as offsets from one."""
 
     owner = "offset"
-    eps: NotNegative = 1e-6
 
     def norm(self, n_heads: int, d_head: int) -> nn.Module:  # noqa: ARG002
         """The norm of heads."""
         return OffsetRMSNorm(d_head, eps=self.eps)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Joint(Choice):
-    """As :class:`Rms`, for all heads of queries, or of keys, together.
-
-    Attributes:
-        eps: Added to the mean square.
-    """
+class Joint(HeadNorm):
+    """As :class:`Rms`, for all heads of queries, or of keys, together."""
 
     owner = "joint"
-    eps: NotNegative = 1e-6
 
     def norm(self, n_heads: int, d_head: int) -> nn.Module:
         """The norm of heads."""
