@@ -1,6 +1,7 @@
 """Layers that replace others in a trained model begin with the outputs of those."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers import RWKV7, Attention, GatedDeltaNet, KimiDeltaAttention
+from stateline.layers import RWKV7, Attention, GatedDeltaNet, KimiDeltaAttention, SlidingAttention
+from stateline.layers.mixers.heads import Offset, Rms, Rope
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.starts import RIDGE, fit_outputs, replaced, take_heads
@@ -147,6 +149,37 @@ def test_heads_that_stay_are_not_fitted_and_the_others_are_given_away() -> None:
     assert not recurrence.out_proj.weight.equal(before[1])
     rows = teacher.stack.links[2].layer.qkv.weight.view(3, 4, 4, 16)[:, [0, 2]]
     torch.testing.assert_close(recurrence.in_proj.weight[:24], rows.flatten(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (Attention, {"qk_norm": Rms(), "gated": True, "bias": "qkv"}),
+        (SlidingAttention, {"qk_norm": Offset(), "position": Rope(), "window": 5, "bias": "qkv"}),
+        (SlidingAttention, {"qk_norm": True, "position": "t5", "window": 7}),
+        (SlidingAttention, {"position": "relative", "window": 4}),
+    ],
+)
+def test_groups_of_heads_that_take_all_heads_are_the_old_layer(
+    kind: type[Attention | SlidingAttention], settings: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    old = kind(16, n_heads=4, n_kv_heads=2, **settings).double()
+    for weight in old.parameters():
+        weight.data += torch.randn_like(weight) / 5
+    parts = [kind(16, n_heads=2, n_kv_heads=2, d_head=4, **settings).double() for _ in range(2)]
+    x, other = torch.randn(2, 9, 16, dtype=torch.float64), kind(16, n_heads=2, d_head=8)
+    for part, heads in zip(parts, ([3, 0], [1, 2]), strict=True):
+        assert part.can_be_part_of(old)
+        part.take_heads(old, heads)
+    torch.testing.assert_close(parts[0](x) + parts[1](x), old(x))
+    assert not other.can_be_part_of(old)
+
+
+def test_layers_that_mix_by_other_weights_than_softmax_are_replaced() -> None:
+    student, teacher = pair("retention(n_heads=4, expand_v=1)")
+    assert len([*replaced(student, teacher)]) == 1
+    assert not [*replaced(*pair("sliding_attention(n_heads=4, window=3)"))]
 
 
 def test_heads_that_the_old_layer_does_not_have_are_refused() -> None:

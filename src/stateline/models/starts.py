@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Branch, ParallelResidual
-from stateline.layers.mixers.attention import Attention
-from stateline.layers.mixers.heads import RotatesHeads, TakesHeads
+from stateline.layers.mixers.heads import SoftmaxHeads, TakesHeads
 from stateline.layers.wrappers.parallel import Parallel
 from stateline.models.language_model import LanguageModel
 
@@ -26,11 +25,11 @@ def alike(layer: AnyLayer, other: AnyLayer) -> bool:
     """Whether weights of the same names do the same in both layers: of one kind, or attention.
 
     Example:
-        >>> from stateline.layers import H3, SlidingAttention
+        >>> from stateline.layers import H3, Attention, SlidingAttention
         >>> alike(Attention(8), SlidingAttention(8)), alike(H3(8), Attention(8))
         (True, False)
     """
-    both = isinstance(layer, RotatesHeads) and isinstance(other, RotatesHeads)
+    both = isinstance(layer, SoftmaxHeads) and isinstance(other, SoftmaxHeads)
     return both or type(layer) is type(other)
 
 
@@ -60,7 +59,7 @@ def beside(layer: AnyLayer, old: AnyLayer) -> tuple[list[AnyLayer], list[int]]:
     return others, [head for head in heads if head not in kept]
 
 
-def _kept(layer: Parallel, staying: Iterable[Attention]) -> list[int]:
+def _kept(layer: Parallel, staying: Iterable[SoftmaxHeads]) -> list[int]:
     """The numbers of the heads that stay: by default the first ones."""
     return layer.keeps or list(range(sum(part.n_heads for part in staying)))
 
@@ -78,7 +77,7 @@ class _Fit:
 
     def __init__(self, block: int, branch: Branch, other: Branch) -> None:
         self.block, self.layer, self.other = block, branch.layer, other
-        parts, self.staying = [self.layer], list[Attention]()
+        parts, self.staying = [self.layer], list[SoftmaxHeads]()
         if isinstance(self.layer, Parallel):
             self.staying = _staying(self.layer, other.layer)
             own = self.layer.links if self.layer.join == "sum" else ()
@@ -167,19 +166,21 @@ def take_heads(student: LanguageModel, teacher: LanguageModel) -> None:
     """
     for _, branch, other in replaced(student, teacher):
         old = other.layer
-        if isinstance(old, Attention) and isinstance(branch.layer, TakesHeads):
+        if isinstance(old, SoftmaxHeads) and isinstance(branch.layer, TakesHeads):
             branch.layer.take(old.head_maps())
-        if isinstance(old, Attention) and isinstance(branch.layer, Parallel):
+        if isinstance(old, SoftmaxHeads) and isinstance(branch.layer, Parallel):
             _divide(branch.layer, old)
 
 
-def _staying(layer: Parallel, old: AnyLayer) -> list[Attention]:
+def _staying(layer: Parallel, old: AnyLayer) -> list[SoftmaxHeads]:
     """The attention inside that has heads like the old layer's."""
-    inner = [part for part in layer.links if isinstance(part, Attention)]
-    return [part for part in inner if isinstance(old, Attention) and part.can_be_part_of(old)][:1]
+    inner = [part for part in layer.links if isinstance(part, SoftmaxHeads)]
+    return [part for part in inner if isinstance(old, SoftmaxHeads) and part.can_be_part_of(old)][
+        :1
+    ]
 
 
-def _divide(layer: Parallel, old: Attention) -> None:
+def _divide(layer: Parallel, old: SoftmaxHeads) -> None:
     staying = _staying(layer, old)
     count, kept = sum(part.n_heads for part in staying), _kept(layer, staying)
     if len(kept) != count or max(kept, default=0) >= old.n_heads:

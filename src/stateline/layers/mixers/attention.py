@@ -2,30 +2,29 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import zeros
 from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear, scaled_linear
 from stateline.layers.mixers.heads import (
-    HeadMaps,
     HeadSettings,
     Joint,
     MixesValues,
     Offset,
     Rms,
     Rope,
-    RotatesHeads,
+    SoftmaxHeads,
     appended,
     joined,
     scaled,
@@ -106,7 +105,7 @@ class AttentionSettings(HeadSettings):
             object.__setattr__(self, "qk_norm", Rms())
 
 
-class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, MixesValues):
+class Attention(SoftmaxHeads, AttendsToContext, MixesValues):
     r"""Multi-head causal attention.
 
     .. math::
@@ -202,38 +201,10 @@ class Attention(SequenceLayer[AttentionState], RotatesHeads, AttendsToContext, M
         mask = AttentionMask(None, *self.scheme())
         return weights_of(lambda values: attention(q, k, values, mask), v)
 
-    def head_maps(self) -> HeadMaps:
-        """The maps to queries, keys and values; heads that share keys have them each."""
-        q, k, v = self._by_head(self.qkv.weight.detach())
-        return HeadMaps(q[:, : self.d_head], k, v)
-
-    def _by_head(self, rows: Float[Tensor, "row *d_model"]) -> Sequence[Tensor]:
-        """Rows of the first map for queries (with the gate), keys and values of every head."""
-        heads, n = rows.unflatten(0, (-1, self.d_head)), self.n_kv_heads
-        q, k, v = heads.split([len(heads) - 2 * n, n, n])
-        shared = [t.repeat_interleave(self.n_heads // n, dim=0) for t in (k, v)]
-        return [q.unflatten(0, (self.n_heads, -1)).flatten(1, 2), *shared]
-
-    def can_be_part_of(self, old: "Attention") -> bool:
-        """Whether the heads are like some of another layer, and share no keys."""
-        own = self.settings
-        sized = replace(
-            old.settings, n_heads=own.n_heads, n_kv_heads=own.n_kv_heads, d_head=own.d_head
-        )
-        same = sized == own and not isinstance(own.qk_norm, Joint)
-        return same and self.n_kv_heads == self.n_heads and self.d_head == old.d_head
-
-    @torch.no_grad()
-    def take_heads(self, old: "Attention", heads: Sequence[int]) -> None:
-        """Begin as some heads, as many as there are, of a layer of which this can be a part."""
-        chosen, d = list(heads), self.d_head
-        for name, weight in self.qkv.named_parameters():
-            rows = old._by_head(old.qkv.get_parameter(name))
-            weight.copy_(torch.cat([t[chosen].flatten(0, 1) for t in rows]))
-        self.out_proj.weight.copy_(old.out_proj.weight.unflatten(1, (-1, d))[:, chosen].flatten(1))
-        weights = old.state_dict()
-        rest = {n: weights[n] for n in self.state_dict() if n == "out_proj.bias" or "norm" in n}
-        self.load_state_dict(rest, strict=False)
+    @property
+    def first_maps(self) -> Sequence[nn.Linear]:
+        """One map to all, in which the gate of a head follows its queries."""
+        return [self.qkv]
 
     past_visible = math.inf
 

@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer
 from stateline.layers.decoder import prepared
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import rotary as turn
@@ -160,6 +161,62 @@ class RotatesHeads(nn.Module):
         # for one token, a call takes longer than joining and splitting
         joint = turn(torch.cat(vectors, dim=2), *angles)
         return joint.split([x.shape[2] for x in vectors], dim=2)
+
+
+class SoftmaxHeads(SequenceLayer[Any], RotatesHeads):
+    """Attention whose heads a layer in its place can begin with, or keep."""
+
+    settings: Any
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    per_head: ClassVar[Sequence[str]] = ()
+    """Other weights that have a row for each head."""
+
+    @property
+    @abstractmethod
+    def first_maps(self) -> Sequence[nn.Linear]:
+        """The maps whose rows are those of queries, keys and values, in this order."""
+
+    def head_maps(self) -> HeadMaps:
+        """The maps to queries, keys and values; heads that share keys have them each."""
+        q, k, v = self._by_head("weight")
+        return HeadMaps(q[:, : self.d_head], k, v)
+
+    def _by_head(self, name: str) -> Sequence[Tensor]:
+        """Rows of the first maps for queries (with the gate), keys and values of every head."""
+        rows = torch.cat([each.get_parameter(name).detach() for each in self.first_maps])
+        heads, n = rows.unflatten(0, (-1, self.d_head)), self.n_kv_heads
+        q, k, v = heads.split([len(heads) - 2 * n, n, n])
+        shared = [t.repeat_interleave(self.n_heads // n, dim=0) for t in (k, v)]
+        return [q.unflatten(0, (self.n_heads, -1)).flatten(1, 2), *shared]
+
+    def can_be_part_of(self, old: "SoftmaxHeads") -> bool:
+        """Whether the heads are like some of another layer, and share no keys."""
+        own = self.settings
+        if type(own) is not type(old.settings):
+            return False
+        sized = replace(
+            old.settings, n_heads=own.n_heads, n_kv_heads=own.n_kv_heads, d_head=own.d_head
+        )
+        same = sized == own and not isinstance(own.qk_norm, Joint)
+        return same and self.n_kv_heads == self.n_heads and self.d_head == old.d_head
+
+    @torch.no_grad()
+    def take_heads(self, old: "SoftmaxHeads", heads: Sequence[int]) -> None:
+        """Begin as some heads, as many as there are, of a layer of which this can be a part."""
+        chosen, d = list(heads), self.d_head
+        for name, _ in self.first_maps[0].named_parameters():
+            rows = torch.cat([t[chosen].flatten(0, 1) for t in old._by_head(name)])
+            own = [each.get_parameter(name) for each in self.first_maps]
+            for weight, part in zip(own, rows.split([len(w) for w in own]), strict=True):
+                weight.copy_(part)
+        self.out_proj.weight.copy_(old.out_proj.weight.unflatten(1, (-1, d))[:, chosen].flatten(1))
+        taken = {*self.first_maps, self.out_proj}
+        for name, weight in self.named_parameters():
+            if name == "out_proj.bias" or self.get_submodule(name.rpartition(".")[0]) not in taken:
+                its = old.get_parameter(name)
+                weight.copy_(its[chosen] if name in self.per_head else its)
 
 
 @dataclass(frozen=True, kw_only=True)

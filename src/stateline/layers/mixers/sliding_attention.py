@@ -1,5 +1,6 @@
 """Causal softmax attention with a sliding window."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -10,11 +11,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import zeros
 from stateline.layers.context import AttendsToContext, Context, mean_visible
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.heads import HeadSettings, Offset, Rms, Rope, RotatesHeads, scaled
+from stateline.layers.mixers.heads import HeadSettings, Offset, Rms, Rope, SoftmaxHeads, scaled
 from stateline.layers.norm import scaled_queries, unit_length
 from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import alibi_slopes, t5_buckets
@@ -64,7 +65,7 @@ class SlidingSettings(HeadSettings):
             raise InputError("qk_norm learns the scale of the scores: leave score_scale out")
 
 
-class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, AttendsToContext):
+class SlidingAttention(SoftmaxHeads, AttendsToContext):
     r"""Multi-head causal attention in which a position sees the last ``window`` positions.
 
     .. math::
@@ -97,6 +98,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
     """
 
     settings: SlidingSettings
+    per_head = "scale", "bucket_bias"
 
     def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model, **settings)
@@ -121,6 +123,11 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], RotatesHeads, Atten
         norm = None if isinstance(its.qk_norm, bool) else its.qk_norm
         self.q_norm = None if norm is None else norm.norm(its.n_heads, self.d_head)
         self.k_norm = None if norm is None else norm.norm(self.n_kv_heads, self.d_head)
+
+    @property
+    def first_maps(self) -> Sequence[nn.Linear]:
+        """A map to queries, and one to keys and values."""
+        return [self.q_proj, self.kv_proj]
 
     @property
     def reach(self) -> int:
