@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ import torch
 from stateline.cli import main
 from stateline.data import ByteTokenizer
 from stateline.errors import InputError
+from stateline.layers import Attention, SlidingAttention
+from stateline.layers.mixers.heads import Rope
 from stateline.models.checkpoint import save_model
 from stateline.models.config import ModelConfig
+from stateline.models.constructions import ngram_copier
 from stateline.models.language_model import LanguageModel
 from stateline.probe import Material, Reader, StatelineReader, load_reader, make_examples
 from stateline.probe.ablations import FILE, Ablation, read_heads
@@ -102,6 +106,48 @@ def test_a_whole_layer_is_silent_without_all_of_its_heads(tmp_path: Path) -> Non
     assert found.losses[0].nats == pytest.approx(scores(source)[1] - whole, abs=2e-5)
 
 
+def test_a_head_that_averages_some_tokens_needs_to_see_as_many(tmp_path: Path) -> None:
+    """Head s of the first layer of Theorem 2.3 averages s + 1 tokens, the second looks back 13."""
+    source = StatelineReader("made", ngram_copier(3).eval(), ByteTokenizer())
+    task, windows = "copying(max_len=12)", (1, 2, 3, 4, 32)
+    asked = Question(task, 12, "windows", examples=8, rows=4, windows=windows)
+    needs = {
+        need.losses[0].head + 10 * need.losses[0].layer: need.window
+        for need in measured(source, tmp_path, asked).needs()
+    }
+    assert needs == {0: 1, 1: 2, 2: 3, 3: 4, 10: 32}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"position": Rope()}, {"position": "relative"}, {"qk_norm": True}]
+)
+def test_attention_within_a_window_is_sliding_attention(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer, near = (SlidingAttention(16, window=n, **settings) for n in (9, 3))
+    weights = layer.state_dict()
+    if "position_keys" in weights:
+        weights["position_keys"] = weights["position_keys"][:3]
+    near.load_state_dict(weights)
+    x = torch.randn(2, 12, 16)
+    torch.testing.assert_close(layer.within(3)(x), near(x))
+    assert layer.window == 9
+    assert SlidingAttention(16, window=4, blocks=True).within(3) is None
+    if isinstance(settings.get("position"), Rope):
+        whole = Attention(16, **settings)
+        whole.qkv.weight.data.copy_(torch.cat([near.q_proj.weight, near.kv_proj.weight]))
+        whole.out_proj.load_state_dict(near.out_proj.state_dict())
+        torch.testing.assert_close(whole.within(3)(x), near(x))
+
+
+def test_heads_without_windows_are_left_out(tmp_path: Path) -> None:
+    asked = ASKED._replace(unit="windows", windows=(2, 99))
+    found = measured(reader("s4d sliding_attention lstm"), tmp_path, asked)
+    assert {(loss.layer, loss.window) for loss in found.losses} == {(1, 2), (1, 99)}
+    assert all(loss.nats == 0 for loss in found.losses if loss.window == 99)
+    with pytest.raises(InputError, match="windows are those of attention"):
+        measured(reader("s4d"), tmp_path / "none", asked)
+
+
 def test_a_probe_that_was_stopped_goes_on_after_the_last_whole_layer(tmp_path: Path) -> None:
     source = reader("attention*3")
     whole = measured(source, tmp_path)
@@ -167,6 +213,11 @@ def test_heads_are_probed_from_the_command_line_also_on_tasks(
     assert shown.count("exact match falls by") == 2
     page = (tmp_path / "out" / "heads.html").read_text()
     assert page.count('data-chart="heads-') == 2
+    assert main([*command, "--heads", "--windows", "9", "2", "--tasks", "associative_recall"]) == 0
+    assert capsys.readouterr().out.count("measured before") == 1
+    assert "needs to see" in (tmp_path / "out" / "heads.html").read_text()
+    assert main([*command, "--layers", "--windows", "2"]) == 2
+    assert "give --windows with --heads" in capsys.readouterr().err
     assert main([*command, "--layers", "--tasks", "text"]) == 2
     assert "no right answers: take a task such as copying" in capsys.readouterr().err
     assert main([*command, "--layers", "--heads"]) == 2

@@ -30,6 +30,7 @@ def add_arguments(parser: Parser) -> None:
         "phone_book, copy, shuffled_copy, letters, dictionary or squad",
     )
     parser.switch("heads", "what --tasks lose without each head; also on tasks such as copying")
+    option("windows", list[int], [], "with --heads: how many tokens a head needs to see, of these")
     parser.switch("layers", "the same without each layer")
     option("data", str, None, "folder with names/, text/ and qa/")
     option("tokenizer", str, None, "tokenizer instead of the models' own")
@@ -54,7 +55,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from stateline.probe import Material, Plan, Settings, load_reader, run_probes
     from stateline.reports.probes import point_line, print_probes, write_probes
 
-    if given.heads or given.layers:
+    if given.heads or given.layers or given.windows:
         return _heads(given, command_line("probe", arguments))
     device, dtype = place(given)
     many = Settings().examples if given.examples is None else given.examples
@@ -96,12 +97,17 @@ def _heads(given: Namespace, command: str) -> int:
     (device, dtype), (model, *others) = place(given), given.models
     if others or given.heads == given.layers:
         raise InputError("give one model, and either --heads or --layers")
+    if given.windows and (given.layers or min(given.windows) < 1):
+        raise InputError("give --windows with --heads, as numbers of tokens from 1")
     questions = []
     for task in given.tasks:
         lengths = PROBES[task].lengths[:1] if task in PROBES else [make_task(task).train_length]
         sizes = (64 if given.examples is None else given.examples, given.rows, given.seed)
         unit: Unit = "heads" if given.heads else "layers"
-        questions += [Question(task, n, unit, *sizes) for n in given.lengths or lengths]
+        for n in given.lengths or lengths:
+            questions.append(Question(task, n, unit, *sizes))
+            if windows := tuple(sorted({*given.windows})):
+                questions.append(Question(task, n, "windows", *sizes, windows))
     console, folder = Console(markup=False), user_path(given.out, "folder to write")
     check_writable(folder / "heads.html")
     load = partial(load_reader, tokenizer=given.tokenizer, device=device, dtype=dtype)

@@ -1,8 +1,10 @@
 """The format of ``heads.json``."""
 
+import math
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from stateline.errors import InputError
 from stateline.files import regular_file
@@ -12,7 +14,7 @@ from stateline.train.environment import environment
 
 FILE = "heads.json"
 
-Unit = Literal["heads", "layers"]
+Unit = Literal["heads", "layers", "windows"]
 
 
 class Loss(Record, frozen=True, kw_only=True):
@@ -21,6 +23,7 @@ class Loss(Record, frozen=True, kw_only=True):
     Attributes:
         layer: Number of the layer, counted over mixers from 0.
         head: Number of the head in it; -1 for the whole layer.
+        window: How many positions the head still sees.
         match: Fall of the share of exact answers.
         match_error: Its standard error, over pairs of an example with and without the head.
         nats: Rise of the negative log-likelihood of an answer.
@@ -33,6 +36,20 @@ class Loss(Record, frozen=True, kw_only=True):
     match_error: float
     nats: float
     nats_error: float
+    window: int = 0
+
+
+class Need(NamedTuple):
+    """How many tokens a head needs to see.
+
+    Attributes:
+        window: The smallest window from which on an answer loses no more than its standard error;
+            ``None`` if it loses more in each.
+        losses: What is lost in each window, the smallest first.
+    """
+
+    window: int | None
+    losses: list[Loss]
 
 
 class Ablation(Record, frozen=True, kw_only=True):
@@ -42,7 +59,7 @@ class Ablation(Record, frozen=True, kw_only=True):
         model: Name of the model.
         task: Name of the probe, or the task.
         length: Length, in the unit of the task.
-        unit: What is silenced at a time.
+        unit: What is silenced at a time; ``windows``: heads that see few positions.
         key: Hash of all that the scores depend on.
         examples: Number of examples.
         match: Share of exact answers of the whole model.
@@ -72,6 +89,17 @@ class Ablation(Record, frozen=True, kw_only=True):
     def ranking(self) -> list[Loss]:
         """The heads, the one that the answers need most first."""
         return sorted(self.losses, key=lambda loss: (-loss.nats, loss.layer, loss.head))
+
+    def needs(self) -> list[Need]:
+        """What each head needs to see, those that need most first."""
+        heads = dict[tuple[int, int], list[Loss]]()
+        for loss in sorted(self.losses, key=lambda loss: loss.window):
+            heads.setdefault((loss.layer, loss.head), []).append(loss)
+        found = list[Need]()
+        for losses in heads.values():
+            enough = takewhile(lambda loss: loss.nats <= loss.nats_error, reversed(losses))
+            found.append(Need(min((loss.window for loss in enough), default=None), losses))
+        return sorted(found, key=lambda need: (-(need.window or math.inf), -need.losses[0].nats))
 
 
 class Ablations(Record, frozen=True, kw_only=True):

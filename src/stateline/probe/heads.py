@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.files import check_writable, sole_writer, write_text
 from stateline.models.likelihood import token_losses
 from stateline.probe.ablations import (
@@ -30,7 +31,7 @@ from stateline.probe.ablations import (
 )
 from stateline.probe.load import fingerprint
 from stateline.probe.material import Material
-from stateline.probe.network import Network, silenced
+from stateline.probe.network import Heads, Network, silenced
 from stateline.probe.reader import Reader
 from stateline.probe.tasks import PROBES, check_length, make_examples
 from stateline.runs.results import to_json
@@ -51,6 +52,7 @@ class Question(NamedTuple):
         examples: Number of examples.
         rows: Examples that are read at a time, each once for every head of a layer.
         seed: Seed of the examples.
+        windows: For ``unit="windows"``, how many positions a head sees at most.
     """
 
     task: str
@@ -59,6 +61,7 @@ class Question(NamedTuple):
     examples: int = 64
     rows: int = 16
     seed: int = 0
+    windows: tuple[int, ...] = ()
 
 
 def answered(reader: Reader, asked: Question, material: Material) -> Batch:
@@ -124,19 +127,32 @@ class Examples:
         pairs = zip(self.streams, self.batches, strict=True)
         self.streams = [self.network.advance(layer, x, tokens) for x, (tokens, _) in pairs]
 
-    def scores(self, layer: int, kept: Sequence[Tensor]) -> Float[Tensor, "variant 2 example"]:
-        """Scores of the variants of a layer; each keeps some of the heads."""
+    def scores(
+        self, layer: int, kept: Sequence[Tensor], window: int = 0
+    ) -> Float[Tensor, "variant 2 example"]:
+        """Scores of the variants of a layer; each keeps some of the heads.
+
+        The other heads are silent, or see as many positions as the window.
+        """
         parts = zip(self.streams, self.batches, strict=True)
-        found = [self._batch(layer, x, *batch, kept) for x, batch in parts]
+        found = [self._batch(layer, x, *batch, kept, window) for x, batch in parts]
         return torch.cat(found, dim=2)
 
     def _batch(
-        self, layer: int, stream: Tensor, tokens: Tensor, targets: Tensor, kept: Sequence[Tensor]
+        self,
+        layer: int,
+        stream: Tensor,
+        tokens: Tensor,
+        targets: Tensor,
+        kept: Sequence[Tensor],
+        window: int,
     ) -> Float[Tensor, "variant 2 rows"]:
+        near = self.network.within(layer, window, stream, tokens) if window else ()
+        others = [_repeated(x, len(kept)) for x in near]
         stream, tokens, targets = (_repeated(x, len(kept)) for x in (stream, tokens, targets))
         masks = torch.stack(list(kept)).repeat_interleave(len(tokens) // len(kept), dim=0)
         asked = targets != IGNORE
-        with silenced(self.network.mixers[layer], masks.to(stream)):
+        with silenced(self.network.mixers[layer], masks.to(stream), others):
             logits = self.network.finish(layer, stream, tokens, asked)
         wanted = targets[asked]
         losses = torch.zeros(asked.shape, device=asked.device)
@@ -163,12 +179,23 @@ def variants(count: int, unit: Unit) -> list[tuple[int, Tensor]]:
     return list(enumerate(1 - torch.eye(count)))
 
 
-def forecast(network: Network, seconds: float, unit: Unit, done: int = 0) -> float:
+def _changed(groups: Sequence[Heads], unit: Unit) -> list[tuple[int, Tensor]]:
+    """The variants of a layer that are measured."""
+    found = variants(sum(heads.number for heads in groups), unit)
+    if unit != "windows":
+        return found if groups else []
+    near = [heads.attention is not None for heads in groups for _ in range(heads.number)]
+    return [one for one, sees_fewer in zip(found, near, strict=True) if sees_fewer]
+
+
+def forecast(
+    network: Network, seconds: float, unit: Unit, done: int = 0, windows: Sequence[int] = ()
+) -> float:
     """Seconds that remain, from those of one pass over all examples."""
-    layers = [i for i, heads in enumerate(network.mixers) if heads]
     total = len(network.mixers)
-    counts = {i: sum(h.number for h in network.mixers[i]) if unit == "heads" else 1 for i in layers}
-    return seconds * sum(counts[i] * (total - i) / total for i in layers[done:])
+    counts = [len(_changed(groups, unit)) for groups in network.mixers]
+    passes = [count * (total - i) / total for i, count in enumerate(counts) if count]
+    return seconds * max(1, len(windows)) * sum(passes[done:])
 
 
 @torch.inference_mode()
@@ -176,6 +203,7 @@ def ablate(
     network: Network,
     examples: Examples,
     begun: Ablation,
+    windows: Sequence[int] = (),
     *,
     tell: Callable[[float], object] = lambda _: None,
 ) -> Iterator[Ablation]:
@@ -185,21 +213,33 @@ def ablate(
         network: The model.
         examples: The examples, at the first layer.
         begun: Results so far; layers in them are not measured again.
+        windows: How many positions a head sees in place of none.
         tell: Called with the forecast, in seconds.
+
+    Raises:
+        InputError: If no head can see fewer positions.
     """
-    layers = [index for index, heads in enumerate(network.mixers) if heads]
+    mixers = [index for index, heads in enumerate(network.mixers) if heads]
+    layers = [index for index in mixers if _changed(network.mixers[index], begun.unit)]
+    if not layers:
+        raise InputError(
+            "windows are those of attention and sliding_attention without blocks, got a model "
+            "with neither, or one of transformers: leave out --windows, or hf:"
+        )
     before, start = begun.seconds, time.perf_counter()
-    (whole,) = examples.scores(layers[0], [torch.ones(_count(network, layers[0]))])
-    tell(forecast(network, time.perf_counter() - start, begun.unit, begun.done))
+    (whole,) = examples.scores(mixers[0], [torch.ones(_count(network, mixers[0]))])
+    tell(forecast(network, time.perf_counter() - start, begun.unit, begun.done, windows))
     match, nats = whole.mean(dim=1).tolist()
     found = msgspec.structs.replace(begun, match=match, nats=nats, layers=len(layers))
     for index in range(len(network.mixers)):
         if index in layers[begun.done :]:
-            kinds = variants(_count(network, index), begun.unit)
-            scores = examples.scores(index, [kept for _, kept in kinds])
+            kinds = _changed(network.mixers[index], begun.unit)
             losses = [
-                _loss(layers.index(index), head, whole, without)
-                for (head, _), without in zip(kinds, scores, strict=True)
+                _loss(mixers.index(index), head, window, whole, without)
+                for window in windows or (0,)
+                for (head, _), without in zip(
+                    kinds, examples.scores(index, [kept for _, kept in kinds], window), strict=True
+                )
             ]
             seconds = before + time.perf_counter() - start
             losses = [*found.losses, *losses]
@@ -212,7 +252,7 @@ def _count(network: Network, layer: int) -> int:
     return sum(heads.number for heads in network.mixers[layer])
 
 
-def _loss(layer: int, head: int, whole: Scores, without: Scores) -> Loss:
+def _loss(layer: int, head: int, window: int, whole: Scores, without: Scores) -> Loss:
     """Means and standard errors of the paired differences.
 
     That of the match is not below the error of a share of 1 in n + 2, for no answer may have
@@ -226,6 +266,7 @@ def _loss(layer: int, head: int, whole: Scores, without: Scores) -> Loss:
     return Loss(
         layer=layer,
         head=head,
+        window=window,
         match=match,
         match_error=match_error,
         nats=nats,
@@ -275,7 +316,9 @@ def probe_heads(
             others = [one for one in results.found if one.key != key]
             with torch.inference_mode():
                 examples = Examples(network, batch, asked.rows)
-            for found in ablate(network, examples, begun, tell=lambda s: tell(_about(model, s))):
+            for found in ablate(
+                network, examples, begun, asked.windows, tell=lambda s: tell(_about(model, s))
+            ):
                 results = msgspec.structs.replace(results, found=[*others, found])
                 write_text(folder / FILE, to_json(results, indent=1))
                 tell(f"layer {found.done} of {found.layers}  ({found.seconds:.0f} s)")
@@ -311,5 +354,10 @@ def _key(model: str, asked: Question, material: Material, settings: Sequence[str
     """Hash of all that the scores depend on, apart from the machine."""
     kind = PROBES[asked.task].data if asked.task in PROBES else ""
     data = material.fingerprint(kind) if kind else ""
-    about = [asked._replace(rows=0), data, fingerprint(model, None), *settings]
+    about = [
+        [*asked._replace(rows=0)[:-1], *asked.windows],
+        data,
+        fingerprint(model, None),
+        *settings,
+    ]
     return sha256(json.dumps(about).encode()).hexdigest()[:16]

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer
+from stateline.layers.mixers.heads import SoftmaxHeads
 from stateline.models.language_model import LanguageModel
 
 Stream = Float[Tensor, "rows length d_model"]
@@ -24,11 +26,13 @@ class Heads(NamedTuple):
         last: The last map.
         number: Number of heads.
         width: Entries of a head.
+        attention: The mixer, if its heads can see fewer positions.
     """
 
     last: nn.Module
     number: int
     width: int
+    attention: SoftmaxHeads | None = None
 
 
 class Network(ABC):
@@ -50,6 +54,30 @@ class Network(ABC):
     def advance(self, layer: int, stream: Stream, tokens: Tokens) -> Stream:
         """The output of a layer, from its input."""
 
+    def within(
+        self, layer: int, window: int, stream: Stream, tokens: Tokens
+    ) -> list[Float[Tensor, "rows length width"]]:
+        """The inputs of a layer's last maps, from its input, where heads see few positions.
+
+        They are zero for heads that cannot.
+        """
+        groups = self.mixers[layer]
+        inputs = dict[nn.Module, Tensor]()
+        with ExitStack() as hooks:
+            for module in (m for heads in groups for m in (heads.last, heads.attention)):
+                if module is not None:
+                    keep = module.register_forward_pre_hook(partial(_keep, inputs))
+                    hooks.callback(keep.remove)
+            self.advance(layer, stream, tokens)
+            for heads in groups:
+                if heads.attention is None:
+                    inputs[heads.last] = torch.zeros_like(inputs[heads.last])
+                else:
+                    near = heads.attention.within(window)
+                    assert near is not None
+                    near(inputs[heads.attention])
+        return [inputs[heads.last] for heads in groups]
+
     @abstractmethod
     def finish(
         self, layer: int, stream: Stream, tokens: Tokens, asked: Bool[Tensor, "rows length"]
@@ -57,20 +85,39 @@ class Network(ABC):
         """Logits at some positions, from the input of a layer."""
 
 
+def _keep(inputs: dict[nn.Module, Tensor], module: nn.Module, given: tuple[Tensor, ...]) -> None:
+    inputs[module] = given[0]
+
+
 @contextmanager
-def silenced(heads: Sequence[Heads], kept: Float[Tensor, "rows head"]) -> Iterator[None]:
-    """Multiply the output of each head of a layer in each row by a number: 0 silences it."""
+def silenced(
+    heads: Sequence[Heads],
+    kept: Float[Tensor, "rows head"],
+    others: Sequence[Float[Tensor, "rows length width"]] = (),
+) -> Iterator[None]:
+    """Multiply the output of each head of a layer in each row by a number: 0 silences it.
+
+    With ``others``, the inputs of the last maps are moved towards these instead of zero.
+    """
     with ExitStack() as hooks:
         parts = kept.split([group.number for group in heads], dim=1)
-        for group, part in zip(heads, parts, strict=True):
+        for index, (group, part) in enumerate(zip(heads, parts, strict=True)):
             factors = part.repeat_interleave(group.width, dim=1)[:, None]
-            hook = group.last.register_forward_pre_hook(_times(factors))
+            other = others[index] if others else None
+            hook = group.last.register_forward_pre_hook(_mix(factors, other))
             hooks.callback(hook.remove)
         yield
 
 
-def _times(factors: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-    return lambda _, inputs: (inputs[0] * factors.to(inputs[0]), *inputs[1:])
+def _mix(
+    factors: Tensor, other: Tensor | None
+) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    def mixed(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        kept = inputs[0] * factors.to(inputs[0])
+        rest = 0.0 if other is None else other * (1 - factors).to(other)
+        return kept + rest, *inputs[1:]
+
+    return mixed
 
 
 class StatelineNetwork(Network):
@@ -104,7 +151,8 @@ def _own_heads(link: AnyLayer) -> list[Heads]:
         last = getattr(layer, "out_proj", None)
         if isinstance(last, nn.Linear) and not getattr(layer, "is_feed_forward", False):
             count = int(getattr(layer, "n_heads", 1))
-            found.append(Heads(last, count, last.in_features // count))
+            own = layer if isinstance(layer, SoftmaxHeads) and layer.within(1) else None
+            found.append(Heads(last, count, last.in_features // count, own))
     return found
 
 

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -129,6 +130,8 @@ class Attention(SoftmaxHeads, AttendsToContext, MixesValues):
     """
 
     settings: AttentionSettings
+    visible: int | None = None
+    """Most positions that a head sees, if not all."""
 
     def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model, **settings)
@@ -206,6 +209,12 @@ class Attention(SoftmaxHeads, AttendsToContext, MixesValues):
         """One map to all, in which the gate of a head follows its queries."""
         return [self.qkv]
 
+    @override
+    def within(self, window: int) -> Self:
+        layer = copy(self)
+        layer.visible = window
+        return layer
+
     past_visible = math.inf
 
     def context_flops(self) -> float:
@@ -272,6 +281,9 @@ class Attention(SoftmaxHeads, AttendsToContext, MixesValues):
             given = position.masked_heads
             masked = self.n_heads // 2 if given is None else given
             windows = hard_alibi_windows(self.n_heads, masked, weight.device)
+        if self.visible is not None:
+            every = torch.full((self.n_heads,), self.visible, device=weight.device)
+            windows = every if windows is None else windows.clamp(max=self.visible)
         return slopes, windows
 
     def _bias(self, distance: Int[Tensor, " slot"]) -> Float[Tensor, "head slot"] | None:

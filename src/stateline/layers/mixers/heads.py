@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -177,6 +177,10 @@ class SoftmaxHeads(SequenceLayer[Any], RotatesHeads):
     @abstractmethod
     def first_maps(self) -> Sequence[nn.Linear]:
         """The maps whose rows are those of queries, keys and values, in this order."""
+
+    @abstractmethod
+    def within(self, window: int) -> Self | None:
+        """A layer with the same weights whose heads see at most the last positions, if any can."""
 
     def head_maps(self) -> HeadMaps:
         """The maps to queries, keys and values; heads that share keys have them each."""

@@ -1,8 +1,9 @@
 """Causal softmax attention with a sliding window."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -128,6 +129,17 @@ class SlidingAttention(SoftmaxHeads, AttendsToContext):
     def first_maps(self) -> Sequence[nn.Linear]:
         """A map to queries, and one to keys and values."""
         return [self.q_proj, self.kv_proj]
+
+    @override
+    def within(self, window: int) -> Self | None:
+        if self.blocks:
+            return None
+        layer = copy(self)
+        layer.window = min(window, self.window)
+        if self.position_keys is not None:
+            layer._parameters = dict(self._parameters)
+            layer.position_keys = nn.Parameter(self.position_keys[: layer.window])
+        return layer
 
     @property
     def reach(self) -> int:
