@@ -71,11 +71,17 @@ def takes_steps(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> bool:
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:  # noqa: ARG001
     """Attend in blocks of queries and tiles of keys."""
-    if wants_gradient(q, k, v):
-        y: Tensor = _Recorded.apply(q, k, v, mask)
+    return of_few(q, k, v, mask) if takes_steps(q, k, v, mask) else of_many(q, k, v, mask)
+
+
+def of_many(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, keys: Tensor | None = None
+) -> Tensor:
+    """Attention in blocks of queries; ``keys`` by distance (distance, d_head) join the others."""
+    if wants_gradient(q, k, v, keys):
+        y: Tensor = _Recorded.apply(q, k, v, keys, mask)
         return y
-    few = takes_steps(q, k, v, mask)
-    return of_few(q, k, v, mask) if few else _with_norms(q, k, v, mask)[0].to(q.dtype)
+    return _with_norms(q, k, v, keys, mask)[0].to(q.dtype)
 
 
 def attention_step_(
@@ -109,7 +115,7 @@ def _step(arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: AttentionMask) 
 
 
 def _run(
-    kernel: Any, arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: Any, *more: float
+    kernel: Any, arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: Any, more: Any
 ) -> None:
     """Run a kernel over all rows and heads; strides: entries between tokens of q, k and v."""
     (batch, length, heads, d), slots, dtype = q.shape, k.shape[1], launch.working_dtype(q)
@@ -121,7 +127,7 @@ def _run(
         None if first is None else flat(first, torch.int64),
     )
     arguments = (*arrays, *numbers, *strides, length, slots, heads, d, heads // k.shape[2])
-    fan_out(kernel, (*arguments, *more), batch * heads, 0.2 * batch * heads * length * slots * d)
+    fan_out(kernel, (*arguments, more), batch * heads, 0.2 * batch * heads * length * slots * d)
 
 
 def _read(dtype: torch.dtype, *signals: Tensor) -> Any:
@@ -139,37 +145,51 @@ def of_few(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
     return y.to(q.dtype)
 
 
-def _with_norms(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
+def _with_norms(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, mask: AttentionMask
+) -> tuple[Tensor, Tensor]:
     """The output, and for each query log2 of the sum of the exponentials of its scores."""
     dtype = launch.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype, device="cpu")
     norms = torch.empty((len(q), q.shape[2], q.shape[1]), dtype=dtype, device="cpu")
     signals, strides = _read(dtype, q, k, v)
-    _run(softmax.forward, (*signals, flat(y, dtype), flat(norms, dtype)), strides, q, k, mask)
+    arrays = *signals, flat(y, dtype), flat(norms, dtype)
+    _run(softmax.forward, arrays, strides, q, k, mask, _of_distances(keys, dtype))
     return y, norms
+
+
+def _of_distances(keys: Tensor | None, dtype: torch.dtype) -> Any:
+    """Keys by distance as the kernels take them."""
+    return None if keys is None else flat(keys, dtype)
 
 
 class _Recorded(torch.autograd.Function):
     """Attention that saves its output and norms, so that the backward pass need not repeat it."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
-        y, norms = _with_norms(q, k, v, mask)
-        ctx.save_for_backward(y, norms, q, k, v, *mask[:-1])  # y in full precision
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, mask: AttentionMask
+    ) -> Tensor:
+        y, norms = _with_norms(q, k, v, keys, mask)
+        ctx.save_for_backward(y, norms, q, k, v, keys, *mask[:-1])  # y in full precision
         return y.to(q.dtype)
 
     @staticmethod
     @once
     def backward(ctx: Any, grad: Tensor) -> Any:
-        y, norms, q, k, v, *parts = ctx.saved_tensors
+        y, norms, q, k, v, keys, *parts = ctx.saved_tensors
         mask = AttentionMask(*parts)
         dtype = launch.working_dtype(q)
         signals, strides = _read(dtype, q, k, v)
         heads, kv_heads = q.shape[2], k.shape[2]
-        shapes = q.shape, *[(*x.shape[:2], heads, x.shape[3]) for x in (k, v)]
+        shapes = [q.shape, *[(*x.shape[:2], heads, x.shape[3]) for x in (k, v)]]
+        shapes += [] if keys is None else [(len(q) * heads, *keys.shape)]
         found = [torch.empty(shape, dtype=dtype, device="cpu") for shape in shapes]
-        arrays = *signals, *(flat(x, dtype) for x in (grad, y, norms, *found))
-        _run(softmax.backward, arrays, strides, q, k, mask)
+        known = [flat(x, dtype) for x in (grad, y, norms, *found)]
+        arrays = *signals, *known, *([None] if keys is None else ())
+        _run(softmax.backward, arrays, strides, q, k, mask, _of_distances(keys, dtype))
+        of_q, of_k, of_v, *of_keys = found
         if kv_heads < heads:
-            found[1:] = (g.unflatten(2, (kv_heads, -1)).sum(dim=3) for g in found[1:])
-        return (*(g.to(q.dtype) for g in found), None)
+            of_k, of_v = (g.unflatten(2, (kv_heads, -1)).sum(dim=3) for g in (of_k, of_v))
+        of_all = [g.to(q.dtype) for g in (of_q, of_k, of_v)]
+        return *of_all, of_keys[0].sum(dim=0).to(keys.dtype) if of_keys else None, None

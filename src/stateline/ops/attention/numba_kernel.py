@@ -5,7 +5,10 @@ log 2, since the kernels compute 2**x. The forward pass keeps a norm for each qu
 of its exponentials. The backward pass computes the weights of a tile once more from the norms; the
 gradients of its keys and values are sums over queries, whose vectors lie along the entries of a
 head. A query at position i sees slot j if 0 <= i - j < window, and with ``firsts`` no slot before
-its entry there: rows may hold several documents.
+its entry there: rows may hold several documents. A query that sees no slot gives zero.
+
+Keys by distance (``keys``, shared by all heads) are multiplied like other keys, for all distances
+of a tile; the products are then read along diagonals.
 """
 
 # mypy: ignore-errors
@@ -216,9 +219,42 @@ def _hide(scores, low, rows, firsts, query, count):
 
 
 @kernel
+def _pack_distances(rows, keys, d):
+    """Keys by distance as packed rows from distance ``-MARGIN`` on, with zeros on both sides."""
+    wide = _up(d, LANES)
+    rows[: MARGIN * wide] = 0
+    rows[(MARGIN + len(keys) // d) * wide :] = 0
+    _pack(rows[MARGIN * wide :], keys, 0, d, len(keys) // d, d, keys.dtype.type(1))
+
+
+@kernel
+def _distances(count):
+    """Distances between the queries of a block and ``count`` slots, in whole groups of rows."""
+    return _up(count + LANES, ROWS)
+
+
+@kernel
+def _add_distances(scores, products, block, rows, least, count, d):
+    """Add to the scores of a tile those of keys by distance, of which ``least`` is the first."""
+    _dots(products, block, rows, least + MARGIN, _distances(count), d)
+    for t in range(count):
+        for lane in range(LANES):
+            scores[t * LANES + lane] += products[(count - 1 - t + lane) * LANES + lane]
+
+
+@kernel
+def _sort_distances(products, scores, count):
+    """Gradients of the scores of a tile, by distance: the inverse of reading along diagonals."""
+    products[: _distances(count) * LANES] = 0
+    for t in range(count):
+        for lane in range(LANES):
+            products[(count - 1 - t + lane) * LANES + lane] = scores[t * LANES + lane]
+
+
+@kernel
 def _forward_block(
     block, kp, vp, scores, total, norm, ceiling, bias, position, own, slope, window, slots, d,
-    firsts, query, queries,
+    firsts, query, queries, keys, apart, products,
 ):  # fmt: skip
     """Weighted sums of one block of queries into ``total``; norm: log2 of sums of exponentials.
 
@@ -227,12 +263,14 @@ def _forward_block(
     align_stack()
     total[:] = 0
     top, mass = zeros(total, LANES), zeros(total, LANES)
-    norm[:] = HIDDEN
+    norm[:] = HIDDEN / 2  # above hidden scores, which so weigh nothing where all are hidden
     top = load(norm, 0, LANES)
     low, high = _range(position, window, slots, firsts, query, queries)
     for first in range(low, high, TILE):
         count = min(TILE, high - first)
         _dots(scores, block, kp, first, count, d)
+        if keys is not None:
+            _add_distances(scores, products, block, apart, position - first - count + 1, count, d)
         if slope != 0 or _partly(first, count, position, window):
             _mask(scores, count, ceiling, bias, own - first)
         _hide(scores, first, count, firsts, query, queries)
@@ -261,7 +299,7 @@ def _forward_block(
 @kernel
 def forward(
     q, k, v, y, norms, starts, slopes, windows, firsts, of_q, of_k, of_v, length, slots, heads, d,
-    group, start, stop,
+    group, keys, start, stop,
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, head); norms (task, query) are for ``backward``.
 
@@ -275,6 +313,11 @@ def forward(
     rows = scratch(_up(length, PADDING) * wide, q)  # queries, then outputs
     block, total = scratch(wide * LANES, q), scratch(wide * LANES, q)
     scores, norm = scratch(TILE * LANES, q), scratch(2 * LANES, q)
+    apart = products = scratch(0, q)
+    if keys is not None:
+        apart = scratch((len(keys) // d + 3 * MARGIN) * wide, q)
+        products = scratch(_distances(TILE) * LANES, q)
+        _pack_distances(apart, keys, d)
     reach = length + slots + 2 * MARGIN + LANES
     ceiling, bias = np.empty(reach, q.dtype), np.empty(reach, q.dtype)
     scale = q.dtype.type(LOG2_E / math.sqrt(d))
@@ -292,7 +335,8 @@ def forward(
             position = offset + first
             _forward_block(
                 block, kp, vp, scores, total, norm, ceiling, bias, position, position - least,
-                slope, window, slots, d, firsts, row * length + first, length - first,
+                slope, window, slots, d, firsts, row * length + first, length - first, keys, apart,
+                products,
             )  # fmt: skip
             _turn_back(rows, first, wide, total)
             for lane in range(min(LANES, length - first)):
@@ -313,12 +357,12 @@ def _weights(scores, grads, count, norms, deltas, first):
 
 @kernel
 def backward(
-    q, k, v, gy, y, known, dq, dk, dv, starts, slopes, windows, firsts, of_q, of_k, of_v,
-    length, slots, heads, d, group, start, stop,
+    q, k, v, gy, y, known, dq, dk, dv, dkeys, starts, slopes, windows, firsts, of_q, of_k, of_v,
+    length, slots, heads, d, group, keys, start, stop,
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, head), from the outputs and norms of ``forward``.
 
-    Every head has its own gradients of keys and values.
+    Every head has its own gradients of keys and values, every task its own of keys by distance.
     """
     align_stack()
     one, wide = q.dtype.type(1), _up(d, LANES)
@@ -330,6 +374,11 @@ def backward(
     scores, grads = scratch(TILE * LANES, q), scratch(TILE * LANES, q)
     norms = np.zeros(_up(length, LANES), q.dtype)
     deltas = np.zeros(_up(length, LANES), q.dtype)
+    apart = products = sums = scratch(0, q)
+    if keys is not None:
+        apart = scratch((len(keys) // d + 3 * MARGIN) * wide, q)
+        products, sums = scratch(_distances(TILE) * LANES, q), scratch(len(apart), q)
+        _pack_distances(apart, keys, d)
     reach = length + slots + 2 * MARGIN + LANES
     ceiling, bias = np.empty(reach, q.dtype), np.empty(reach, q.dtype)
     root = 1 / math.sqrt(d)
@@ -353,6 +402,7 @@ def backward(
             _turn(blocks[first * wide :], qp, first, wide)
             _turn(gblocks[first * wide :], gp, first, wide)
         totals[:] = 0
+        sums[:] = 0
         for tile in range(0, slots, TILE):
             ksums[:] = 0
             vsums[:] = 0
@@ -367,6 +417,10 @@ def backward(
                 here = first * wide
                 _dots(scores, blocks[here : here + size], kp, low, count, d)
                 _dots(grads, gblocks[here : here + size], vp, low, count, d)
+                nearest = position - low - count + 1
+                if keys is not None:
+                    block = blocks[here : here + size]
+                    _add_distances(scores, products, block, apart, nearest, count, d)
                 if slope != 0 or _partly(low, count, position, window):
                     _mask(scores, count, ceiling, bias, position - low - least)
                 _hide(scores, low, count, firsts, query, queries)
@@ -374,12 +428,20 @@ def backward(
                 _add(totals[here : here + size], grads, kp, low, count, d)
                 _spread(vsums, low - tile, scores, gp, first, count, wide)
                 _spread(ksums, low - tile, grads, qp, first, count, wide)
+                if keys is not None:
+                    many = _distances(count)
+                    _sort_distances(products, grads, count)
+                    _add(totals[here : here + size], products, apart, nearest + MARGIN, many, d)
+                    _spread(sums, nearest + MARGIN, products, qp, first, many, wide)
             count, key = min(TILE, slots - tile), ((row * slots + tile) * heads + head) * d
             _unpack(dk, key, stride, ksums, count, d, unscale)
             _unpack(dv, key, stride, vsums, count, d, one)
         for first in range(0, length, LANES):
             _turn_back(qp, first, wide, totals[first * wide :])
         _unpack(dq, at, stride, qp, length, d, back)
+        if keys is not None:
+            many = len(keys) // d
+            _unpack(dkeys, task * many * d, d, sums[MARGIN * wide :], many, d, unscale)
 
 
 @summing_kernel
