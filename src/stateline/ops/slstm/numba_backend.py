@@ -8,7 +8,6 @@ from torch import Tensor
 from stateline.ops.kernel_op import KernelOp
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat
-from stateline.ops.numba_common.vector import LANES
 from stateline.ops.slstm import SLSTMCell
 from stateline.ops.slstm import numba_kernel as kernels
 from stateline.ops.slstm.pytorch import empty_outputs
@@ -16,10 +15,11 @@ from stateline.ops.slstm.pytorch import empty_outputs
 WORK = 0.3
 """Nanoseconds per token and entry of R, to decide whether to use threads."""
 
-MOST_ROWS, MOST = 4, 2048 if LANES == 4 else 1024
-"""The kernels are faster than PyTorch's products of matrices up to this number of rows, where the
-matrix is read for few, or up to this number of rows times width, where its products are too small
-to pay for a call (examples/kernel_gains.py)."""
+MOST_ROWS, MOST = 4, 2048
+"""A call of PyTorch's operators takes as long for few numbers as for many, so that its products of
+matrices gain where each has much to do: with more rows than read the matrix alone, and more numbers
+in the state. Up to the second number the kernels gain with vectors of 4 and of 16 numbers, 1.1 to
+1.5 times as fast there; with four times as many, products do (examples/kernel_gains.py)."""
 
 
 can_use = launch.can_run
