@@ -144,6 +144,13 @@ def test_packed_rows_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].startswith("| lstm | ")
 
 
+def test_long_updates_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    long = example("long_updates")
+    long.main(long.arguments().parse_args(["s4d", "--lengths", "8", "16"]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" positions")[0] for line in lines] == ["8", "16"]
+
+
 @pytest.mark.parametrize(("case", "most"), [("forward", 110), ("token", 165)])
 def test_the_way_to_the_kernels_does_not_grow(case: str, most: int) -> None:
     assert example("python_calls").calls(case).total() <= most

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from stateline.layers import H3, S4D, Attention, Ladder, Stack, StatePassing
 from stateline.layers.base import AnyLayer
 from stateline.layers.compose import checkpoint_activations
+from stateline.layers.state import nbytes
 
 
 def core() -> Stack:
@@ -71,6 +72,12 @@ def test_with_recomputation_only_states_are_kept_of_every_chunk() -> None:
     whole = saved(layer, 1024)
     layer.checkpoints_activations = True
     assert saved(layer, 1024) < whole / 8
+
+
+def test_with_recomputation_nothing_grows_but_inputs_outputs_and_a_state_per_chunk() -> None:
+    layer = StatePassing(Stack(*(H3(8, d_state=4, d_head=2) for _ in range(3))), chunk_len=64)
+    layer.checkpoints_activations = True
+    assert saved(layer, 2048) - saved(layer, 1024) <= 1024 // 64 * nbytes(layer.init_state(1))
 
 
 def test_an_empty_input_stays_empty() -> None:
