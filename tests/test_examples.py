@@ -77,6 +77,24 @@ def test_two_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (tmp_path / "report.html").exists()
 
 
+def test_starts_are_measured(tmp_path: Path) -> None:
+    from stateline.models.checkpoint import save_model
+    from stateline.models.language_model import LanguageModel
+
+    save_model(LanguageModel(ModelConfig("attention(n_heads=2)*2", 256, 16)), tmp_path / "model")
+    texts = [str(tmp_path / name) for name in ("valid.txt", "test.txt")]
+    for number, text in enumerate(texts):
+        Path(text).write_text("The quick brown fox. " * (99 + number))
+    table = example("starts_table")
+    options = ["--kinds", "retention", "mamba2", "--alone", "1", "--rows", "3", "--length", "40"]
+    out = ["--out", str(tmp_path / "table.json")]
+    table.main(table.arguments().parse_args([*texts, str(tmp_path / "model"), *options, *out]))
+    rows = read_table(tmp_path / "table.json").rows
+    kinds = ["none", *(f"{kind}, {way}" for kind in options[1:3] for way in ("new", "started"))]
+    assert [row.label for row in rows] == [f"model, {kind}" for kind in kinds]
+    assert all(len(values) == 3 for row in rows for values in row.values)
+
+
 def test_layers_are_timed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     timed, file = example("layer_speed"), tmp_path / "speed.json"
     sizes = ["--d_model=8", "--n_heads=2", "--window=3", "--lengths", "5", "9", "--rounds=1"]

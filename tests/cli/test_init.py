@@ -20,11 +20,27 @@ from stateline.models.checkpoint import load_any, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import ClassifierConfig, RegressorConfig
-from stateline.runs.initial import as_in_folder, check_tokenizer, new_tensors, start_from
+from stateline.runs.initial import (
+    as_in_folder,
+    check_tokenizer,
+    new_tensors,
+    start_from,
+    start_in_words,
+)
 from tests.tasks.small_data import task_on
 
 ATTENTION = ("attention", "sliding_attention")
 ONE_STEP = ["--train.steps", "1", "--train.lr", "1e-12", "--train.weight_decay", "0"]
+
+
+def test_heads_that_stay_are_no_new_weights(tmp_path: Path) -> None:
+    old = ModelConfig("attention(position=rope)", vocab_size=8, d_model=16)
+    save_model(LanguageModel(old), tmp_path / "old")
+    kept = "attention(n_heads=1, n_kv_heads=1, d_head=4, position=rope)"
+    new = replace(old, pattern=f'parallel({kept}, retention, keeps="2")')
+    told = start_in_words(new, str(tmp_path / "old"))
+    assert "core.layers.1.out_proj.weight of layer 0" in told
+    assert "core.layers.0." not in told
 
 
 @pytest.fixture
@@ -99,7 +115,7 @@ def test_layers_of_the_first_model_can_be_replaced(
     assert train(*start, *pattern, "--out", then) == 0
     told = capsys.readouterr().out
     said = told.partition("new weights: ")[2].partition("\n")[0].split(", ")
-    assert {f"stack.layers.2.layer.{name.removesuffix(' of layer 2')}" for name in said} == new
+    assert {f"stack.layers.2.layer.{name.removesuffix(' of layer 1')}" for name in said} == new
     wanted, found = (load_any(Path(folder)) for folder in (first, then))
     assert found.config == replace(wanted.config, pattern="attention h3")
     weights = wanted.state_dict()

@@ -152,4 +152,4 @@ def test_a_comparison_names_the_new_weights_of_a_model_from_a_folder(
         compare(comparison, tmp_path / "new", news=news, timing="none")
     (line,) = [line for line in file.getvalue().splitlines() if "starting from" in line]
     assert line.startswith(f"{SHORT} | hybrid: starting from the weights in {tmp_path / 'old'}; ")
-    assert " of layer 1, " in line.partition("new weights: ")[2]
+    assert " of layer 0, " in line.partition("new weights: ")[2]

@@ -55,7 +55,9 @@ def run_without_the_package(folder: Path, home: Path) -> subprocess.CompletedPro
 
 @pytest.fixture
 def exported(make: Make, tmp_path: Path) -> Path:
-    save_model(make(f"{MIXED} rg_lru ladder(lstm, passes=2)"), tmp_path / "run")
+    kept = "attention(n_heads=2, d_head=4, position=rope)"
+    heads = f"parallel({kept}, gated_delta_net(n_heads=2, d_key=4, expand_v=1), join=hymba)"
+    save_model(make(f"{MIXED} rg_lru ladder(lstm, passes=2) {heads}"), tmp_path / "run")
     out = tmp_path / "out"
     assert main(["export", str(tmp_path / "run"), str(out), "--self-contained"]) == 0
     return out
@@ -84,7 +86,7 @@ def test_it_holds_the_layers_of_its_model_alone(
     assert main(["export", str(first), str(exported), "--self-contained"]) == 0
     code = (exported / "modeling_stateline.py").read_text()
     named = set(re.findall(r"^#: stateline\.layers\.(?:mixers|wrappers)\.(\w+) ", code, re.M))
-    assert {"h3", "rg_lru", "lstm", "ladder"} <= named
+    assert {"h3", "rg_lru", "lstm", "ladder", "parallel"} <= named
     assert not {"rwkv7", "slstm", "s5", "staircase"} & named
     assert "RWKV7" not in code
     size = (exported / "modeling_stateline.py").stat().st_size

@@ -1,6 +1,7 @@
 """Layers that replace others in a trained model begin with the outputs of those."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from stateline.layers import RWKV7, Attention, GatedDeltaNet, KimiDeltaAttention
 from stateline.layers.mixers.heads import Offset, Rms, Rope
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.models.starts import RIDGE, fit_outputs, replaced, take_heads
+from stateline.models.starts import RIDGES, best_map, fit_outputs, replaced, take_heads
 from stateline.probe.network import StatelineNetwork, silenced
 
 CONFIG = ModelConfig(
@@ -84,11 +85,28 @@ def test_the_fit_is_the_ridge_regression_of_the_old_outputs() -> None:
         y = old.layer(x).flatten(0, 1)
     hook.remove()
     f = features[0].flatten(0, 1)
-    gram = f.T @ f
-    size = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
-    torch.testing.assert_close(
-        block.layer.out_proj.weight, torch.linalg.solve(gram + size, f.T @ y).T
-    )
+
+    def ridge(f: Tensor, y: Tensor, size: float) -> Tensor:
+        gram = f.T @ f
+        size *= gram.diagonal().mean().item()
+        return torch.linalg.solve(gram + size * torch.eye(len(gram), dtype=gram.dtype), f.T @ y)
+
+    (f1, f2), (y1, y2) = f.chunk(2), y.chunk(2)
+    left_out = [
+        (f1 @ ridge(f2, y2, size) - y1).square().sum()
+        + (f2 @ ridge(f1, y1, size) - y2).square().sum()
+        for size in RIDGES
+    ]
+    best = min(zip(left_out, RIDGES, strict=True))[1]
+    torch.testing.assert_close(block.layer.out_proj.weight, ridge(f, y, best).T)
+
+
+def test_features_without_use_begin_as_if_the_layer_were_not_there() -> None:
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    f, y = draw(2, 40, 30), draw(2, 40, 4)
+    assert not best_map([(a.T @ a, a.T @ b) for a, b in zip(f, y, strict=True)]).any()
+    useful = best_map([(a.T @ a, a.T @ a[:, :4]) for a in f])
+    torch.testing.assert_close(useful, torch.eye(30, 4, dtype=torch.float64), rtol=0, atol=0.02)
 
 
 def test_layers_that_stay_are_not_changed() -> None:

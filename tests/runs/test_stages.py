@@ -13,6 +13,7 @@ from stateline.models.checkpoint import load_any, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.reports import merge
+from stateline.reports.sentences import headline
 from stateline.runs import stages
 from stateline.runs.folder import read_results
 from stateline.runs.stages import Stage, read_stages
@@ -22,7 +23,7 @@ TASK = "copying(max_len=5, batch_size=4)"
 OLD = "attention(position=rope)*2"
 NEW = "attention(position=rope) gated_delta_net(expand_v=1)"
 STAGES = "mixing(steps=2) outputs(steps=2, in_turn=true) logits(steps=2) task(steps=1)"
-FOLDERS = ["1-mixing", "2-outputs-layer-2", "3-logits", "4-task"]
+FOLDERS = ["1-mixing", "2-outputs-layer-1", "3-logits", "4-task"]
 
 
 def make_teacher(path: Path) -> None:
@@ -56,6 +57,8 @@ def test_every_stage_is_a_run_and_a_second_start_trains_nothing(
     assert results.models == ["teacher", NEW]
     teacher, student = results.runs
     assert (teacher.steps, student.steps) == (0, 7)
+    score = teacher.by_length[5]["string_accuracy"]
+    assert f"at length 5; its teacher: {score:.3f}. 2 models" in headline(results)
     assert all(run.by_position or run.by_length for run in results.runs)
     states = [entry.state_bytes[4096] for entry in results.speed]
     assert states[1] < 0.6 * states[0]

@@ -1,6 +1,6 @@
 """How layers begin that replace others in a trained model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -14,8 +14,11 @@ from stateline.layers.mixers.heads import SoftmaxHeads, TakesHeads
 from stateline.layers.wrappers.parallel import Parallel
 from stateline.models.language_model import LanguageModel
 
-RIDGE = 1e-3
-"""What is added to the mean square of every feature, in units of the mean of all."""
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""What may be added to the mean square of every feature, in units of the mean of all."""
+
+PARTS = 2
+"""Parts of the text, of which each is left out once to choose the ridge."""
 
 PER_FEATURE = 8
 """Positions that are read for each feature."""
@@ -53,15 +56,15 @@ def beside(layer: AnyLayer, old: AnyLayer) -> tuple[list[AnyLayer], list[int]]:
     heads = list(range(getattr(old, "n_heads", 1)))
     if not isinstance(layer, Parallel):
         return [layer], heads
-    staying = _staying(layer, old)
-    kept = _kept(layer, staying)
-    others = [part for part in layer.links if part not in staying]
+    stay = staying(layer, old)
+    kept = _kept(layer, stay)
+    others = [part for part in layer.links if part not in stay]
     return others, [head for head in heads if head not in kept]
 
 
-def _kept(layer: Parallel, staying: Iterable[SoftmaxHeads]) -> list[int]:
+def _kept(layer: Parallel, stay: Iterable[SoftmaxHeads]) -> list[int]:
     """The numbers of the heads that stay: by default the first ones."""
-    return layer.keeps or list(range(sum(part.n_heads for part in staying)))
+    return layer.keeps or list(range(sum(part.n_heads for part in stay)))
 
 
 def _branches(block: AnyLayer) -> list[Branch]:
@@ -76,23 +79,32 @@ class _Fit:
     """The least-squares problem of the last maps of one layer."""
 
     def __init__(self, block: int, branch: Branch, other: Branch) -> None:
-        self.block, self.layer, self.other = block, branch.layer, other
-        parts, self.staying = [self.layer], list[SoftmaxHeads]()
+        self.block, self.branch, self.other = block, branch, other
+        self.layer = branch.layer
+        parts, self.staying = [self.layer], staying(self.layer, other.layer)
         if isinstance(self.layer, Parallel):
-            self.staying = _staying(self.layer, other.layer)
             own = self.layer.links if self.layer.join == "sum" else ()
             parts = [part for part in own if part not in self.staying]
         lasts = [getattr(part, "out_proj", None) for part in parts]
         self.lasts = [last for last in lasts if isinstance(last, nn.Linear)]
         self.possible = bool(parts) and len(self.lasts) == len(parts)
         self.widths = [last.in_features for last in self.lasts]
-        width = sum(self.widths)
-        self.gram = torch.zeros(width, width, dtype=torch.float64)
-        self.products = torch.zeros(width, branch.d_model, dtype=torch.float64)
+        width, double = sum(self.widths), torch.float64
+        self.sums = [
+            (
+                torch.zeros(width, width, dtype=double),
+                torch.zeros(width, branch.d_model, dtype=double),
+            )
+            for _ in range(PARTS)
+        ]
 
-    def add(self, stream: Float[Tensor, "batch length d_model"]) -> None:
-        """Read the inputs of the teacher's block."""
-        x, _ = self.other.enter(stream)
+    def add(
+        self,
+        stream: Float[Tensor, "batch length d_model"],
+        old: Float[Tensor, "batch length d_model"],
+    ) -> None:
+        """Read the inputs of the block, in the student and in the teacher."""
+        (x, _), (its, _) = self.branch.enter(stream), self.other.enter(old)
         features: list[Tensor] = []
         with ExitStack() as hooks:
             for last in self.lasts:
@@ -100,19 +112,44 @@ class _Fit:
                 hooks.callback(keep.remove)
             self.layer(x)
         inputs = torch.cat(features, dim=-1).flatten(0, 1).double().cpu()
-        self.gram.addmm_(inputs.T, inputs)
-        wanted = self.other.layer(x) - sum(part(x) for part in self.staying)
-        self.products.addmm_(inputs.T, wanted.flatten(0, 1).double().cpu())
+        wanted = self.other.layer(its) - sum(part(x) for part in self.staying)
+        parts = inputs.chunk(PARTS), wanted.flatten(0, 1).double().cpu().chunk(PARTS)
+        for (gram, products), f, y in zip(self.sums, *parts, strict=False):
+            gram.addmm_(f.T, f)
+            products.addmm_(f.T, y)
 
     def solve(self) -> None:
         """Set the last maps."""
-        diagonal = self.gram.diagonal()
-        diagonal.add_(RIDGE * diagonal.mean() + torch.finfo(torch.float32).tiny)
-        maps = torch.linalg.solve(self.gram, self.products).T.split(self.widths, dim=1)
+        maps = best_map(self.sums).T.split(self.widths, dim=1)
         for last, weight in zip(self.lasts, maps, strict=True):
             last.weight.copy_(weight)
             if last.bias is not None:
                 last.bias.zero_()
+
+
+def best_map(
+    sums: Sequence[tuple[Float[Tensor, "feature feature"], Float[Tensor, "feature output"]]],
+) -> Float[Tensor, "feature output"]:
+    """The ridge regression whose ridge is best for parts of the data that are left out.
+
+    It is zero if every ridge is worse for them than zero.
+
+    Args:
+        sums: For each part, sums of products of features with features, and with outputs.
+    """
+    gram, products = (sum(parts) for parts in zip(*sums, strict=True))
+    errors = list[float]()
+    for ridge in RIDGES:
+        found = [(_ridge(gram - g, products - p, ridge), g, p) for g, p in sums]
+        errors.append(sum(((g @ w - 2 * p) * w).sum().item() for w, g, p in found))
+    if min(errors) >= 0:
+        return torch.zeros_like(products)
+    return _ridge(gram, products, RIDGES[errors.index(min(errors))])
+
+
+def _ridge(gram: Tensor, products: Tensor, ridge: float) -> Tensor:
+    least = ridge * gram.diagonal().mean() + torch.finfo(torch.float32).tiny
+    return torch.linalg.solve(gram + least * torch.eye(len(gram), dtype=gram.dtype), products)
 
 
 @torch.no_grad()
@@ -123,16 +160,17 @@ def fit_outputs(
 ) -> None:
     r"""Set the last maps of replaced layers so that they give the outputs of the old layers.
 
-    With the inputs f of the last map of a new layer, and the outputs y of the old one, both on the
-    teacher's inputs of the layer, the map is
+    With the inputs f of the last map of a new layer, behind the new layers before it, and the
+    outputs y of the old one in the teacher, the map is
 
     .. math::
         W = \arg\min_W \sum_t \| W f_t - y_t \|^2 + \lambda \| W \|^2, \qquad
-        \lambda = 10^{-3}\, \mathrm{mean}_i \sum_t f_{t,i}^2
+        \lambda = r\, \mathrm{mean}_i \sum_t f_{t,i}^2
 
-    and the outputs of heads that stay are subtracted from y. So a layer without use for its
-    features begins near zero, as if it were not there. One pass of the teacher serves all layers.
-    Layers without a last map stay as they are.
+    and the outputs of heads that stay are subtracted from y. The ridge r is that of ``RIDGES``
+    which is best for halves of the text that are left out. If each is worse for them than W = 0,
+    this is the map: the layer begins as if it were not there. Layers without a last map stay as
+    they are.
 
     Args:
         student: Its layers stand in the places of the teacher's; their weights are changed.
@@ -142,17 +180,27 @@ def fit_outputs(
     fits = [fit for pair in replaced(student, teacher) if (fit := _Fit(*pair)).possible]
     if not fits:
         return
-    wanted = PER_FEATURE * max(len(fit.gram) for fit in fits)
+    wanted, old = PER_FEATURE * max(sum(fit.widths) for fit in fits), list[Tensor]()
     for tokens in batches:
         tokens = tokens[:, : teacher.max_len].to(teacher.embedding.weight.device)
-        streams = teacher.hidden_states(tokens)
-        for fit in fits:
-            fit.add(streams[fit.block])
+        old.append(next(teacher.streams(tokens)))
         wanted -= tokens.numel()
         if wanted <= 0:
             break
-    for fit in fits:
-        fit.solve()
+    own = list(old)
+    links = zip(student.stack.links, teacher.stack.links, strict=True)
+    for block, (link, other) in enumerate(links):
+        here = [fit for fit in fits if fit.block == block]
+        for fit in here:
+            for pair in zip(own, old, strict=True):
+                fit.add(*pair)
+            fit.solve()
+        fits = [fit for fit in fits if fit.block > block]
+        if not fits:
+            break
+        same = not here and all(map(torch.Tensor.is_set_to, own, old))
+        old = [other(stream) for stream in old]
+        own = list(old) if same else [link(stream) for stream in own]
 
 
 def take_heads(student: LanguageModel, teacher: LanguageModel) -> None:
@@ -172,17 +220,17 @@ def take_heads(student: LanguageModel, teacher: LanguageModel) -> None:
             _divide(branch.layer, old)
 
 
-def _staying(layer: Parallel, old: AnyLayer) -> list[SoftmaxHeads]:
-    """The attention inside that has heads like the old layer's."""
+def staying(layer: AnyLayer, old: AnyLayer) -> list[SoftmaxHeads]:
+    """The attention inside of ``parallel`` that has heads like the old layer's."""
+    if not (isinstance(layer, Parallel) and isinstance(old, SoftmaxHeads)):
+        return []
     inner = [part for part in layer.links if isinstance(part, SoftmaxHeads)]
-    return [part for part in inner if isinstance(old, SoftmaxHeads) and part.can_be_part_of(old)][
-        :1
-    ]
+    return [part for part in inner if part.can_be_part_of(old)][:1]
 
 
 def _divide(layer: Parallel, old: SoftmaxHeads) -> None:
-    staying = _staying(layer, old)
-    count, kept = sum(part.n_heads for part in staying), _kept(layer, staying)
+    stay = staying(layer, old)
+    count, kept = sum(part.n_heads for part in stay), _kept(layer, stay)
     if len(kept) != count or max(kept, default=0) >= old.n_heads:
         raise InputError(
             f"parallel keeps {kept} of {old.n_heads} heads of {old.d_head}, from 0: its attention "
@@ -190,7 +238,7 @@ def _divide(layer: Parallel, old: SoftmaxHeads) -> None:
             f"layer, as attention(n_heads={len(kept)}, n_kv_heads={len(kept)}, d_head={old.d_head})"
         )
     others = [head for head in range(old.n_heads) if head not in kept]
-    for part in staying:
+    for part in stay:
         part.take_heads(old, kept)
     for beside in layer.links:
         if isinstance(beside, TakesHeads):

@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from itertools import combinations
 
-from stateline.reports.format import count, listing, short_number
+from stateline.reports.format import count, listing, short_number, words
 from stateline.reports.records import families, runs_of, task_label
 from stateline.runs.protocol_records import TOLERANCE, matched_in
-from stateline.runs.results import Results, RunRecord, TaskRecord
+from stateline.runs.results import TEACHER, Results, RunRecord, TaskRecord
 
 QUICK = "One seed and one learning rate decide nothing."
 ONE_SEED = "One seed decides nothing."
@@ -25,10 +25,30 @@ def headline(results: Results) -> str:
     alone = all(sum(bool(runs_of(results, m, t)) for m in models) < 2 for t in tasks)
     if alone:  # no two models to match
         how = f"trained{f' with {seeds}{each}' if seeds else ''}"
-    return (
+    return lost(results) + (
         f"{count(len(models), 'model')} {how} on {count(len(tasks), 'task')}: "
         f"{listing([task_label(results, task) for task in tasks])}."
     )
+
+
+def lost(results: Results) -> str:
+    """One sentence on the scores of a student beside its teacher's, if there is one."""
+    found = list[str]()
+    for task in results.tasks:
+        scores = {
+            model: run.by_length.get(task.train_length, {}).get(task.metric)
+            for model in results.models
+            for run in runs_of(results, model, task)
+            if model != TEACHER or not run.steps
+        }
+        whole = scores.pop(TEACHER, None)
+        found += [
+            f"{'The student' if len(scores) == 1 else name}: {words(task.metric)} {score:.3f} at "
+            f"length {task.train_length}; its teacher: {whole:.3f}. "
+            for name, score in scores.items()
+            if whole is not None and score is not None
+        ]
+    return "".join(found)
 
 
 def caution(results: Results) -> str:

@@ -15,7 +15,7 @@ from stateline.layers.compose import ParallelResidual, inside
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model, meta_model
 from stateline.models.language_model import LanguageModel
-from stateline.models.starts import alike, fit_outputs, take_heads
+from stateline.models.starts import alike, fit_outputs, replaced, staying, take_heads
 from stateline.tasks import Task
 
 FREE: tuple[str, ...] = ("embedding_dropout", "residual_dropout", "init")
@@ -71,7 +71,7 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
             raise InputError(
                 f"{name} would be {own!r}, but in the model in {folder} it is {there!r}: {way_out}"
             )
-    if config.pattern != source.pattern and _places(config) != _places(source):
+    if config.pattern != source.pattern and places(config) != places(source):
         raise InputError(
             f"the layers of {config.pattern!r} do not stand in the places of those of the model in "
             f"{folder}, {source.pattern!r}: replace layers one by one, and put a feed-forward "
@@ -80,8 +80,8 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
     return config
 
 
-def _places(config: ModelConfig) -> list[list[bool]]:
-    """For each part of the stack, which of its layers are feed-forwards."""
+def places(config: ModelConfig) -> list[list[bool]]:
+    """Which layers are feed-forwards, for each part of the stack."""
     parts = meta_model(config).stack.links
     branches = (p.links if isinstance(p, ParallelResidual) else [inside(p)] for p in parts)
     return [[layer.is_feed_forward for layer in b] for b in branches]
@@ -152,7 +152,7 @@ def _offered(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dic
 
 
 def listed(config: ModelConfig, names: Sequence[str]) -> str:
-    """Names of weights in one line, by the layers of the pattern that they are in, from 1.
+    """Names of weights in one line, by the layers of the pattern that they are in, from 0.
 
     Layers and feed-forwards with the same weights stand together.
 
@@ -160,17 +160,17 @@ def listed(config: ModelConfig, names: Sequence[str]) -> str:
         >>> config = ModelConfig("attention h3", vocab_size=8, d_model=8)
         >>> names = ("stack.layers.0.layer.a", "stack.layers.2.layer.a", "stack.layers.3.layer.b")
         >>> listed(config, [*names, "head.bias"])
-        'a of layers 1 and 2, b of feed-forward 2, head.bias'
+        'a of layers 0 and 1, b of feed-forward 1, head.bias'
     """
-    places, count = [], 0
-    for branches in _places(config):
+    numbered, count = [], -1
+    for branches in places(config):
         count += not all(branches)
-        places.append(("feed-forward" if all(branches) else "layer", count))
+        numbered.append(("feed-forward" if all(branches) else "layer", count))
     found: dict[tuple[str, str], list[str]] = {}
     for name in names:
         if name.startswith("stack.layers."):
             number, weight = name.removeprefix("stack.layers.").split(".", 1)
-            kind, place = places[int(number)]
+            kind, place = numbered[int(number)]
             found.setdefault((weight.removeprefix("layer."), kind), []).append(str(place))
         else:
             found[name, ""] = []
@@ -182,8 +182,23 @@ def listed(config: ModelConfig, names: Sequence[str]) -> str:
 
 def start_in_words(config: ModelConfig, folder: str) -> str:
     """What a model of ``config`` takes from the model in a folder, in words."""
-    new = listed(config, new_tensors(config, read_model_config(folder))) or "none"
-    return f"starting from the weights in {folder}; new weights: {new}"
+    source = read_model_config(folder)
+    kept = _staying(config, source)
+    new = [name for name in new_tensors(config, source) if not name.startswith(kept)]
+    return f"starting from the weights in {folder}; new weights: {listed(config, new) or 'none'}"
+
+
+def _staying(config: ModelConfig, source: ModelConfig) -> tuple[str, ...]:
+    """Beginnings of the names of weights that are those of heads that stay beside a recurrence."""
+    model, start = meta_model(config), meta_model(source)
+    if not (isinstance(model, LanguageModel) and isinstance(start, LanguageModel)):
+        return ()
+    found = {
+        part
+        for _, branch, other in replaced(model, start)
+        for part in staying(branch.layer, other.layer)
+    }
+    return tuple(f"{name}." for name, layer in model.named_modules() if layer in found)
 
 
 def start_from(

@@ -19,6 +19,9 @@ from stateline.runs.record import Bits, Length, Record, RecordT, Scores
 
 FORMAT = "stateline-results-1"
 
+TEACHER = "teacher"
+"""Name of the teacher beside its student, and of the folder of its scores."""
+
 
 class CurvePoint(Record, frozen=True, kw_only=True):
     """A point of a training curve.

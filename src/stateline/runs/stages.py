@@ -21,9 +21,9 @@ from stateline.models.size import count_parameters
 from stateline.models.starts import replaced
 from stateline.pattern import parse_pattern
 from stateline.runs.folder import RESULT, stored_run
-from stateline.runs.initial import settings_of
+from stateline.runs.initial import places, settings_of
 from stateline.runs.job import Job
-from stateline.runs.results import Results, RunRecord, to_json
+from stateline.runs.results import TEACHER, Results, RunRecord, to_json
 from stateline.runs.single import run_single, single_job
 from stateline.runs.speed import Detail, time_jobs
 from stateline.runs.store import outline, write_results
@@ -42,9 +42,6 @@ STAGES = (*get_args(get_type_hints(TrainConfig)["match"]), TASK)
 
 START = "start.json"
 """Name of the file with hashes of what a stage began from."""
-
-TEACHER = "teacher"
-"""Name of the teacher in results, and of the folder of its scores."""
 
 
 class Stage(NamedTuple):
@@ -156,18 +153,18 @@ class Distilling:
         init = self.start
         for number, stage in enumerate(self.stages, start=1):
             name = f"{number}-{stage.name}"
-            for layer in self._layers() if stage.in_turn else (None,):
+            for layer, block in self._layers().items() if stage.in_turn else [(None, None)]:
                 own = name if layer is None else f"{name}-layer-{layer}"
-                yield self._step(stage, init, self.folder / own, layer)
+                yield self._step(stage, init, self.folder / own, block)
                 init = str(self.folder / own)
 
-    def _step(self, stage: Stage, init: str, folder: Path, layer: int | None) -> Step:
+    def _step(self, stage: Stage, init: str, folder: Path, block: int | None) -> Step:
         train = {**self.task.training, **self.train, **stage.train}
         if stage.name != TASK:
             native = stage.name != "logits"
             train |= {"match": stage.name, "teacher": self.start if native else self.teacher}
-        if layer is not None:
-            others = [f"stack.layers.{n}.*" for n in self._layers() if n != layer]
+        if block is not None:
+            others = [f"stack.layers.{n}.*" for n in self._layers().values() if n != block]
             train["freeze"] = " ".join(filter(None, [str(train.get("freeze", "")), *others]))
         model = {**settings_of(read_model_config(init)), **self.model}
         training = TrainConfig(**train)
@@ -180,14 +177,15 @@ class Distilling:
         )
         return Step(folder, job, recipe)
 
-    def _layers(self) -> list[int]:
-        """The numbers of the blocks whose layers replace others."""
+    def _layers(self) -> dict[int, int]:
+        """The blocks whose layers replace others, by the numbers of the layers in the pattern."""
         source = read_model_config(self.start)
         models = [meta_model(config) for config in (self._config(source), source)]
         student, teacher = models
         assert isinstance(student, LanguageModel)
         assert isinstance(teacher, LanguageModel)
-        return [block for block, *_ in replaced(student, teacher)]
+        mixers = [n for n, branches in enumerate(places(source)) if not all(branches)]
+        return {mixers.index(block): block for block, *_ in replaced(student, teacher)}
 
     def _config(self, source: ModelConfig) -> ModelConfig:
         return dataclasses.replace(source, pattern=self.pattern)
