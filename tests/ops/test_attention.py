@@ -378,13 +378,26 @@ def test_a_step_in_place_equals_the_definition(
         assert ours.length.tolist() == [6, 5_003]
 
 
-def test_a_step_in_place_takes_a_cache_in_half_precision() -> None:
-    q, k, v = (torch.randn(1, heads, 6) for heads in (4, 2, 2))
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_in_place_takes_a_cache_in_half_precision(backend: str, dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(1, heads, 6).to(dtype) for heads in (4, 2, 2))
     half = cached([2], 4, 2, torch.bfloat16)
     wide = AttentionCache(half.k.float(), half.v.float(), half.length.clone())
-    y, wanted = attention_step_(q, k, v, half), attention_step_(q, k, v, wide)
-    torch.testing.assert_close(y, wanted, rtol=2**-6, atol=2**-6)  # of keys and values rounded
-    assert half.k.dtype == torch.bfloat16
+    y = attention_step_(q, k, v, half, backend=backend)
+    wanted = attention_step_(q.float(), k.float(), v.float(), wide)
+    torch.testing.assert_close(y.float(), wanted, rtol=2**-6, atol=2**-6)  # keys are rounded
+    assert y.dtype == dtype
+    assert half.k[:, 2].equal(k.bfloat16())
+
+
+def test_numbers_in_half_precision_are_rounded_as_by_pytorch() -> None:
+    pytest.importorskip("numba")
+    odd = [float("nan"), float("inf"), -1e-40, 3.3961e38, 1.00390625, 1.01171875]
+    v = torch.tensor(odd).view(1, 1, 6)
+    cache = cached([0], 1, 1, torch.bfloat16)
+    attention_step_(torch.ones(1, 1, 6), v, v, cache, backend="numba")
+    torch.testing.assert_close(cache.v[:, 0], v.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_step_in_place_needs_a_free_slot() -> None:

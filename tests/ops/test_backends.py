@@ -400,7 +400,10 @@ class TestRegistration:
                 ("fft_conv", "mine", SimpleNamespace(fft_conv=3)),
                 "got a SimpleNamespace, whose fft_conv cannot be called$",
             ),
-            (("pointwise", "mine", None), "of these names: feed_forward, rotary, got a"),
+            (
+                ("pointwise", "mine", None),
+                "of these names: feed_forward, linear_stepper, rotary, got a",
+            ),
         ],
     )
     def test_what_does_not_fit_is_refused(

@@ -151,3 +151,11 @@ def test_without_whole_avx512_few_positions_are_left_to_mkl(
     found = [module._by_onednn(torch.ones(n, d), torch.ones(out, d)) for n, d, out in maps]
     module._limits.cache_clear()
     assert found == [few_too, few_too, True]
+
+
+def test_rows_that_are_filled_up_in_bfloat16_are_mapped_as_they_are() -> None:
+    x, weight = torch.randn(2, 150, 512).bfloat16(), torch.randn(1024, 512).bfloat16()
+    bias, wanted = torch.randn(1024).bfloat16(), F.linear(x.double(), weight.double())
+    wanted += bias.double()
+    limit = 2**-7 * float(wanted.abs().max())
+    assert_close(linear(x[:, 1:], weight, bias).double(), wanted[:, 1:], rtol=0, atol=limit)

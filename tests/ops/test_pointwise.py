@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
 from stateline.errors import InputError
-from stateline.ops import OPS, FeedForwardWeights, attention, feed_forward, rotary
+from stateline.ops import OPS, FeedForwardWeights, attention, feed_forward, linear_stepper, rotary
 
 BACKENDS = ["numba", "torch"]
 
@@ -116,3 +117,24 @@ def test_attention_to_parts_of_a_projection_is_that_to_copies(length: int) -> No
 def test_operations_are_counted_without_numbers() -> None:
     x, *weights = (t.detach().to("meta") for t in (normal(2, 5, 6), *maps()))
     assert feed_forward(x, FeedForwardWeights(*weights)).shape == (2, 5, 4)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [True, False])
+def test_steps_of_a_linear_map_are_the_map(backend: str, dtype: torch.dtype, biased: bool) -> None:
+    """Of few rows and of many, to one rounding of a sum in float32."""
+    weight, bias = torch.randn(33, 70).to(dtype), torch.randn(33).to(dtype) if biased else None
+    step, exact = (
+        linear_stepper(weight, bias, backend=backend),
+        bias if bias is None else bias.double(),
+    )
+    for shape in ((0, 70), (70,), (2, 1, 70), (9, 70)):
+        x = torch.randn(shape).to(dtype)
+        wanted = F.linear(x.double(), weight.double(), exact)
+        assert step(x).dtype == dtype
+        assert_close(step(x).double(), wanted, rtol=torch.finfo(dtype).eps, atol=1e-5)
+    x.requires_grad_()
+    assert step(x[:1]).requires_grad
+    weight.zero_()
+    assert_close(step(x.detach()[:1])[0], torch.zeros(33, dtype=dtype) if bias is None else bias)

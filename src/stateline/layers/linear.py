@@ -1,12 +1,15 @@
 """Linear maps of layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stateline.layers.decoder import prepared
+from stateline.ops import linear_stepper
 from stateline.ops.linear import LEAST, linear
+from stateline.ops.pointwise import READ
 
 
 class Linear(nn.Linear):
@@ -43,9 +46,16 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the last axis."""
+        if self.decodes and (step := self.step()):
+            return step(x)
         if self.decodes and x.numel() * self.out_features < LEAST:
             return F.linear(x, self.weight, self.bias)
         return linear(x, self.weight, self.bias)
+
+    @prepared
+    def step(self) -> Callable[[Tensor], Tensor] | None:
+        """The map of single tokens, where its preparation may gain."""
+        return linear_stepper(self.weight, self.bias) if self.weight.numel() >= READ else None
 
 
 class ScaledLinear(Linear):

@@ -11,6 +11,7 @@ from typing_extensions import override
 from stateline.errors import InputError
 from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import require_causal
+from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents, count_positions
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
@@ -19,6 +20,7 @@ from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.initial_weights import initialise
 from stateline.models.inputs import check_axes, check_length, check_tokens, length_limit
+from stateline.ops import linear_stepper
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.linear import linear
 from stateline.settings import at_least
@@ -207,9 +209,17 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     def _outputs(self, h: Tensor, reduce: Reduce | None) -> Tensor:
         return self._logits(h) if reduce is None else reduce(self._logits, h)
 
+    @prepared
+    def tied_head(self) -> Callable[[Tensor], Tensor]:
+        """The map of single tokens to logits by the embeddings."""
+        return linear_stepper(self.embedding.weight)
+
     def _logits(self, h: Tensor) -> Tensor:
         h = self.norm(h)
-        y = linear(h, self.embedding.weight) if self.head is None else self.head(h)
+        if self.head is not None:
+            y = self.head(h)
+        else:
+            y = self.tied_head()(h) if self.decodes else linear(h, self.embedding.weight)
         if (divisor := self.config.logits_divisor) != 1:
             y = y / divisor
         return y if (cap := self.config.logits_soft_cap) is None else cap * torch.tanh(y / cap)

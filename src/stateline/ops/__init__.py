@@ -34,7 +34,7 @@ from stateline.ops.local_attention import LocalWindow, local_attention
 from stateline.ops.lstm import LSTMCell, LSTMWeights, lstm
 from stateline.ops.mimo_ssm import MIMOWeights, mimo_ssm, mimo_ssm_step
 from stateline.ops.op import OPS, register_backend
-from stateline.ops.pointwise import FeedForwardWeights, feed_forward, rotary
+from stateline.ops.pointwise import FeedForwardWeights, feed_forward, linear_stepper, rotary
 from stateline.ops.selective_scan import (
     ScanSignals,
     selective_scan,
@@ -90,6 +90,7 @@ __all__ = [
     "linear_scan",
     "linear_scan_step",
     "linear_scan_step_",
+    "linear_stepper",
     "local_attention",
     "lstm",
     "mimo_ssm",

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stateline.ops.attention import AttentionCache, AttentionMask
@@ -57,8 +58,9 @@ def _can_step(*inputs: Any) -> str:
     tensors = [x for x in (q, k, v, *cache[:2], frequency) if x is not None]
     if dropout:
         return "the numba kernel has no dropout"
-    if {x.dtype for x in tensors} not in ({torch.float32}, {torch.float64}):
-        return "the numba kernel takes one precision, float32 or float64"
+    kinds = {x.dtype for x in tensors}
+    if kinds != {torch.float64} and not kinds <= {torch.float32, torch.bfloat16}:
+        return "the numba kernel takes float64 alone, or float32 and bfloat16"
     if not all(x.is_contiguous() for x in cache):
         return "the numba kernel takes a contiguous cache"
     return launch.can_step(*tensors, mask.slopes)
@@ -94,10 +96,11 @@ def attention_step_(
     dropout: float,  # noqa: ARG001
 ) -> Tensor:
     """Rotate and write in one pass, then attend."""
-    dtype, (_, heads, d), kv_heads = q.dtype, q.shape, k.shape[1]
+    dtype, (_, heads, d), kv_heads = launch.working_dtype(q), q.shape, k.shape[1]
     y, outputs = output(q.shape, dtype)
     turned = np.empty_like(outputs).reshape(-1)
-    signals = [of_token(x, dtype).reshape(-1) for x in (q, k, v, *cache[:2])]
+    signals = [of_token(x, dtype).reshape(-1) for x in (q, k, v)]
+    signals += [of_token(x, x.dtype).reshape(-1) for x in cache[:2]]
     angles = turned[:0] if frequency is None else of_token(frequency, dtype)
     sizes = cache.k.shape[1], heads, kv_heads, d
     softmax.append(*signals, turned, of_token(cache.length, torch.int64), angles, *sizes)
@@ -106,7 +109,7 @@ def attention_step_(
     arrays = turned, *signals[3:], outputs.reshape(-1)
     strides, mask = (heads * d, kv_heads * d, kv_heads * d), mask._replace(start=cache.length)
     _step(arrays, strides, q[:, None], cache.k, mask)
-    return y
+    return y.to(q.dtype)
 
 
 def _step(arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: AttentionMask) -> None:
@@ -130,16 +133,17 @@ def _run(
     fan_out(kernel, (*arguments, more), batch * heads, 0.2 * batch * heads * length * slots * d)
 
 
-def _read(dtype: torch.dtype, *signals: Tensor) -> Any:
+def _read(dtype: torch.dtype, *signals: Tensor) -> list[tuple[NDArray[Any], int]]:
     """Queries, keys and values as they lie in memory, and the entries between their tokens."""
-    return zip(*[strided(x.flatten(2), dtype) for x in signals], strict=True)
+    return [strided(x.flatten(2), dtype) for x in signals]
 
 
 def of_few(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
     """Attention of few queries; here, ``first`` of the mask has one slot per row."""
     dtype = launch.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype, device="cpu")
-    signals, strides = _read(dtype, q, k, v)
+    held = torch.bfloat16 if k.dtype is v.dtype is torch.bfloat16 else dtype
+    signals, strides = zip(*_read(dtype, q), *_read(held, k, v), strict=True)
     arrays = *signals, y.numpy().reshape(-1)
     _step(arrays, strides, q, k, mask)
     return y.to(q.dtype)
@@ -152,7 +156,7 @@ def _with_norms(
     dtype = launch.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype, device="cpu")
     norms = torch.empty((len(q), q.shape[2], q.shape[1]), dtype=dtype, device="cpu")
-    signals, strides = _read(dtype, q, k, v)
+    signals, strides = zip(*_read(dtype, q, k, v), strict=True)
     arrays = *signals, flat(y, dtype), flat(norms, dtype)
     _run(softmax.forward, arrays, strides, q, k, mask, _of_distances(keys, dtype))
     return y, norms
@@ -180,7 +184,7 @@ class _Recorded(torch.autograd.Function):
         y, norms, q, k, v, keys, *parts = ctx.saved_tensors
         mask = AttentionMask(*parts)
         dtype = launch.working_dtype(q)
-        signals, strides = _read(dtype, q, k, v)
+        signals, strides = zip(*_read(dtype, q, k, v), strict=True)
         heads, kv_heads = q.shape[2], k.shape[2]
         shapes = [q.shape, *[(*x.shape[:2], heads, x.shape[3]) for x in (k, v)]]
         shapes += [] if keys is None else [(len(q) * heads, *keys.shape)]

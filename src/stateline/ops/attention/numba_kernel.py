@@ -31,6 +31,7 @@ from stateline.ops.numba_common.vector import (
     load_rows,
     maximum,
     minimum,
+    put,
     store,
     store_rows,
     transposed,
@@ -492,10 +493,10 @@ def _turned(y, to, x, at, cos, sin, d):
     pairs = len(cos)
     for i in range(pairs):
         first, second = x[at + i], x[at + pairs + i]
-        y[to + i] = first * cos[i] - second * sin[i]
-        y[to + pairs + i] = first * sin[i] + second * cos[i]
+        put(y, to + i, first * cos[i] - second * sin[i])
+        put(y, to + pairs + i, first * sin[i] + second * cos[i])
     for i in range(2 * pairs, d):
-        y[to + i] = x[at + i]
+        put(y, to + i, x[at + i])
 
 
 @kernel
@@ -516,4 +517,5 @@ def append(q, k, v, keys, values, turned, positions, frequency, slots, heads, kv
         for head in range(kv_heads):
             at, slot = (row * kv_heads + head) * d, ((row * slots + position) * kv_heads + head) * d
             _turned(keys, slot, k, at, cos, sin, d)
-            values[slot : slot + d] = v[at : at + d]
+            for i in range(d):
+                put(values, slot + i, v[at + i])

@@ -17,7 +17,8 @@ from torch import Tensor
 from stateline.ops.declared import FLOATS
 from stateline.ops.dispatch import wants_gradient, wants_tangent
 
-_TYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int64: "=i8"}
+_TYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int64: "=i8", torch.bfloat16: "=u2"}
+"""NumPy has no bfloat16: kernels get the bits."""
 
 
 def can_use(*inputs: Any) -> str:
@@ -108,7 +109,8 @@ def of_token(x: Tensor, dtype: torch.dtype) -> NDArray[Any]:
     """The entries of a signal without gradient: faster than :func:`array`; not for parameters."""
     if x.dtype is not dtype or x.requires_grad or x.is_neg():
         x = x.detach().to(dtype).resolve_neg()
-    entries: NDArray[Any] = x.contiguous().numpy()
+    x = x.contiguous()
+    entries: NDArray[Any] = (x.view(torch.uint16) if dtype is torch.bfloat16 else x).numpy()
     return entries
 
 

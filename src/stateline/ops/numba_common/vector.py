@@ -360,10 +360,39 @@ def minimum(typing, a, b):
 
 @intrinsic
 def entry(typing, array, index):
-    """One entry of a flat array, without numba's test for a negative index."""
+    """One entry of a flat array, without numba's test for a negative index.
+
+    An array of uint16 has the bits of bfloat16: the upper half of those of float32.
+    """
+    halves = array.dtype == types.uint16
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.load(builder.gep(data, [args[1]]))
+        found = builder.load(builder.gep(data, [args[1]]))
+        if not halves:
+            return found
+        wide = builder.shl(builder.zext(found, _I32), _I32(16))
+        return builder.bitcast(wide, ir.FloatType())
 
-    return array.dtype(array, types.intp), generate
+    return (types.float32 if halves else array.dtype)(array, types.intp), generate
+
+
+@intrinsic
+def put(typing, array, index, value):
+    """Write an entry of a flat array, to bfloat16 rounded to the nearest or the even one."""
+    halves = array.dtype == types.uint16
+
+    def generate(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        found = args[2]
+        if halves:
+            bits = builder.bitcast(found, _I32)
+            odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
+            near = builder.add(bits, builder.add(odd, _I32(0x7FFF)))
+            nan = builder.fcmp_unordered("uno", found, found)
+            near = builder.select(nan, _I32(0x7FC00000), near)
+            found = builder.trunc(builder.lshr(near, _I32(16)), ir.IntType(16))
+        builder.store(found, builder.gep(data, [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, value), generate

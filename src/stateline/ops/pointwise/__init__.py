@@ -1,5 +1,6 @@
-"""Functions of single positions: the feed-forward with GELU, and the rotation of pairs."""
+"""Functions of single positions: linear map, feed-forward with GELU, rotation of pairs."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ def example(sizes: Sizes) -> Example:
 OP = Op(__name__, ["numba"], example)
 
 
-def _one_dtype(x: Tensor, weights: FeedForwardWeights) -> str:
+def _one_dtype(x: Tensor, weights: tuple[Tensor, ...]) -> str:
     """Why the products are impossible, or an empty string; autocast chooses their precision."""
     if (kinds := mixed(x, weights)) and not torch.is_autocast_enabled(x.device.type):
         return f"x and the weights need one dtype, got {kinds}"
@@ -77,6 +78,43 @@ def feed_forward(
         2016, section 2.
     """
     return backend(x, weights)
+
+
+READ = 1 << 16
+"""Entries of a weight from which reading it is the time of a map of a few rows."""
+
+
+def _one_dtype_of_map(weight: Tensor, bias: Tensor | None) -> str:
+    """Why weight and bias do not fit each other, or an empty string."""
+    return "" if bias is None else _one_dtype(weight, (bias,))
+
+
+@bound(OP, _one_dtype_of_map)
+def linear_stepper(
+    weight: Float[Tensor, "d_out d_in"],
+    bias: Float[Tensor, " d_out"] | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Callable[[Tensor], Tensor]:
+    r"""Prepare the linear map of many single tokens without gradients.
+
+    The time of such a map is that of reading the weight.
+
+    Args:
+        weight: The matrix W.
+        bias: b; ``None`` means zero.
+
+    Returns:
+        ``step(x)`` returns :math:`y = W x + b` for inputs (\*batch, d_in). It reads the memory that
+        the weights have now.
+
+    Example:
+        >>> import torch
+        >>> linear_stepper(torch.tensor([[1.0, 2.0]]), torch.tensor([0.5]))(torch.ones(1, 2))
+        tensor([[3.5000]])
+    """
+    step: Callable[[Tensor], Tensor] = backend(weight, bias)
+    return step
 
 
 def _pairs_fit(x: Tensor, cos: Tensor, sin: Tensor) -> str:

@@ -1,5 +1,10 @@
-"""Feed-forward and rotation in one pass over memory, in kernels compiled by numba for the CPU."""
+"""Linear map of a few rows, feed-forward and rotation, each in one pass over memory: in numba.
 
+To read the weight of a map, MKL takes 1.4 to 3 times as long on processors of AMD, and oneDNN in
+bfloat16 twice as long as the kernel.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,14 +12,27 @@ from torch import Tensor
 
 from stateline.ops.dispatch import tensors_of, wants_gradient
 from stateline.ops.kernel_op import is_plain, once
-from stateline.ops.linear import is_small, product, weight_gradient
+from stateline.ops.linear import is_small, linear, mkl_is_slower, product, weight_gradient
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import array, fan_out, of_token, strided
-from stateline.ops.pointwise import FeedForwardWeights
-from stateline.ops.pointwise.numba_kernel import gelu_of_sum, turn
+from stateline.ops.numba_common.launch import (
+    LEAST_WORK,
+    array,
+    fan_out,
+    flat,
+    of_token,
+    output,
+    strided,
+)
+from stateline.ops.pointwise import READ, FeedForwardWeights
+from stateline.ops.pointwise.numba_kernel import gelu_of_sum, multiply, turn
 
 POSITIONS, LEAST = 32, 1 << 20
 """Positions and multiplications of a map below which the kernel gains nothing without gradients."""
+
+
+FEW, BYTES = 4, 10
+"""Rows up to which reading the weight is the time of a map, and bytes that a thread reads in a
+nanosecond."""
 
 
 def can_use(function: str, *inputs: Any) -> str:
@@ -23,8 +41,10 @@ def can_use(function: str, *inputs: Any) -> str:
     tensors = list(tensors_of(inputs))
     if torch.compiler.is_compiling() or not all(map(is_plain, tensors)):
         return "compiled functions and sharded tensors take PyTorch's operators"
-    if len({t.dtype for t in tensors}) > 1 or x.dtype not in _PRECISIONS:
-        return "the numba kernels take one precision, float32 or float64"
+    if len({t.dtype for t in tensors}) > 1 or x.dtype not in _PRECISIONS[function]:
+        return "the numba kernels take one precision, float32 or float64, or a bfloat16 matrix"
+    if function == "linear_stepper" and not x.is_contiguous():
+        return "the numba kernel reads the rows of the weight"
     if function == "rotary" and wants_gradient(*inputs[1:]):
         return "the numba kernel gives no gradient to angles"
     if function == "feed_forward" and x.is_cpu and torch.is_autocast_enabled("cpu"):
@@ -32,14 +52,43 @@ def can_use(function: str, *inputs: Any) -> str:
     return launch.can_use(*inputs)
 
 
-_PRECISIONS = (torch.float32, torch.float64)
+_PRECISIONS = dict.fromkeys(("feed_forward", "rotary"), (torch.float32, torch.float64))
+_PRECISIONS["linear_stepper"] = (torch.float32, torch.bfloat16)
 
 
 def gains(function: str, *inputs: Any) -> bool:
-    """Whether a call is faster here: all but small maps without a gradient."""
+    """Whether a call is faster here: all but small feed-forwards without a gradient."""
+    if function == "linear_stepper":
+        weight = inputs[0]
+        return weight.numel() >= READ and (weight.dtype is torch.bfloat16 or mkl_is_slower())
     if function != "feed_forward" or wants_gradient(*inputs):
         return True
     return not is_small(inputs[0], len(inputs[1].w_in), POSITIONS, LEAST)
+
+
+def linear_stepper(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Read each row of the weight once for all rows of the input; sums are in float32.
+
+    More rows, gradients and autocast are left to PyTorch, and small maps on several threads, too,
+    which it starts sooner.
+    """
+    (d_out, d_in), work = weight.shape, weight.nbytes / BYTES
+    entries = flat(weight, weight.dtype)
+
+    def step(x: Tensor) -> Tensor:
+        dtype, threads = x.dtype, torch.get_num_threads()
+        few = x.shape[-1] == d_in and x.numel() <= FEW * d_in and dtype is weight.dtype
+        apart = threads > 1 and work < threads * LEAST_WORK
+        if not few or apart or torch.is_autocast_enabled("cpu") or wants_gradient(x, weight):
+            return linear(x, weight, bias)
+        y, outputs = output((x.numel() // d_in, d_out), torch.float32)
+        rows = of_token(x, torch.float32).reshape(-1)
+        fan_out(multiply, (rows, entries, outputs), d_out, work)
+        if bias is not None:
+            y += bias
+        return y.to(dtype).view(*x.shape[:-1], d_out)
+
+    return step
 
 
 def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:

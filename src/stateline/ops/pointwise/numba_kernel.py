@@ -1,4 +1,4 @@
-r"""GELU of a sum with its derivative, and the rotation of pairs.
+r"""Maps of a few rows, GELU of a sum with its derivative, and the rotation of pairs.
 
 With :math:`s = \sigma(2u)`, GELU is :math:`x s`, and its derivative
 :math:`s + 2 x s (1 - s) u'`.
@@ -8,6 +8,7 @@ With :math:`s = \sigma(2u)`, GELU is :math:`x s`, and its derivative
 
 import math
 
+from stateline.ops.numba_common.blocks import dot
 from stateline.ops.numba_common.jit import kernel, summing_kernel
 from stateline.ops.numba_common.vector import LOG2_E, exp2, load, store
 
@@ -16,6 +17,16 @@ TOGETHER = 8
 
 CUBIC = 0.044715
 SCALE = 2 * math.sqrt(2 / math.pi)
+
+
+@summing_kernel
+def multiply(x, weight, y, start, stop):
+    """Outputs ``start`` to ``stop`` of every row; x and the weight are flat."""
+    rows, outputs = y.shape
+    width = len(weight) // outputs
+    for place in range(start, stop):
+        for row in range(rows):
+            y[row, place] = dot(x, row * width, weight, place * width, width)
 
 
 @summing_kernel

@@ -1,4 +1,7 @@
-"""Feed-forward and rotation by PyTorch's functions, on any device."""
+"""Linear map, feed-forward and rotation by PyTorch's functions, on any device."""
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +15,11 @@ def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
     """Two linear maps and GELU."""
     w_in, b_in, w_out, b_out = weights
     return linear(F.gelu(linear(x, w_in, b_in), approximate="tanh"), w_out, b_out)
+
+
+def linear_stepper(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The map itself: there is nothing to prepare."""
+    return partial(linear, weight=weight, bias=bias)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""The definitions of the feed-forward and of the rotation."""
+"""The definitions of the linear map, the feed-forward and the rotation."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,11 @@ def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
     z = x @ w_in.T + b_in
     gelu = 0.5 * z * (1 + (math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)).tanh())
     return gelu @ w_out.T + b_out
+
+
+def linear_stepper(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Evaluate the formula."""
+    return lambda x: x @ weight.T if bias is None else x @ weight.T + bias
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
