@@ -1,6 +1,8 @@
 """The examples run, at tiny size."""
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -263,3 +265,20 @@ def test_heads_are_kept_and_judged_and_finished_students_are_not_trained_again(
     monkeypatch.setattr(study, "learned", None)
     study.main(given)
     assert read_table(tmp_path / "table.json").rows == record.rows
+
+
+def test_peers_that_are_not_there_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as where it is not installed
+    timed, file = example("beside_peers"), tmp_path / "beside.json"
+    small = ["--lengths=8", "--width=8", "--sizes=16/8/2", "--seconds=0", "--dtypes=float32"]
+    nowhere = [f"--peers={tmp_path}", f"--models={tmp_path}", f"--record={file}"]
+    monkeypatch.setattr(timed, "LAYERS", {"h3": "safari", "mamba2": "hf"})
+    timed.main(timed.arguments().parse_args([*small, *nowhere]))
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("h3, 4 x 8, forward, float32: ours ")
+    assert "no safari: the peer 'safari' needs a checkout" in shown[0]
+    assert "no nanogpt: the peer 'nanogpt' needs a checkout" in shown[4]
+    assert shown[5].endswith("no hf llama: import of transformers halted; None in sys.modules")
+    assert [case["case"] for case in json.loads(file.read_text())["cases"]][4] == "update 16/8/2"
