@@ -178,7 +178,7 @@ def measure(
         raise InputError(f"batches must be at least 1, got {batches}")
     if length > MAX_LENGTH:
         raise InputError(f"length must be at most {MAX_LENGTH:,}, got {length}")
-    device = model.embedding.weight.device
+    device = model.device
     problems = _batches_of_one_length(task, length, 2 * batches)
     states = [prefill(model, prompts.to(device)) for prompts, _ in problems]
     low, high = _ranges([state.model for state in states[batches:]])

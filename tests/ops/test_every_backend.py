@@ -29,23 +29,33 @@ def cases(name: str) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         yield function, example.inputs, {"starts": starts}
 
 
+def with_gradients(inputs: Any) -> Any:
+    """Copies of the arguments, of which real tensors require gradients."""
+    leaves, tree = tree_flatten(inputs)
+    copied = [t.detach().clone().requires_grad_() if is_real(t) else t for t in leaves]
+    return tree_unflatten(copied, tree)
+
+
+def is_real(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
 def run(function: Any, inputs: Any, options: Any, backend: str) -> list[Tensor]:
     """Outputs, and gradients of their product with fixed numbers."""
-    leaves, tree = tree_flatten(inputs)
-    real = [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
-    made = {id(t): t.detach().clone().requires_grad_() for t in real}
-    given = tree_unflatten([made.get(id(t), t) for t in leaves], tree)
+    given = with_gradients(inputs)
+    real = [t for t in tree_flatten(given)[0] if is_real(t)]
     found = tree_flatten(function(*given, **options, backend=backend))[0]
     outputs = [y for y in found if isinstance(y, Tensor) and y.requires_grad]
     torch.manual_seed(1)
     weights = [torch.randn(y.shape, dtype=y.dtype, device=y.device) for y in outputs]
-    gradients = torch.autograd.grad(outputs, [*made.values()], weights, allow_unused=True)
+    gradients = torch.autograd.grad(outputs, real, weights, allow_unused=True)
     return [t for t in (*found, *gradients) if t is not None]
 
 
 @pytest.mark.parametrize(("name", "backend"), BACKENDS)
 def test_a_backend_is_the_definition(name: str, backend: str) -> None:
     for function, inputs, options in cases(name):
+        inputs = with_gradients(inputs)
         given = (*inputs, options["starts"]) if options else inputs
         if reason := OPS[name].reasons(function.__name__, *given)[backend]:
             pytest.skip(reason)

@@ -29,7 +29,6 @@ from stateline.generate import (
     Speculation,
     TextStream,
 )
-from stateline.generate.session_state import device_of
 from stateline.layers import cat_states, nbytes
 from stateline.layers.state import save_state
 from stateline.models.language_model import LanguageModel
@@ -69,7 +68,7 @@ def continue_texts(given: Namespace) -> None:
     _penalties(given, frozenset())  # checks them before anything is read
     model, tokenizer = open_model(given)
     tokenizer.check(given.stop_token_ids)
-    if device_of(model).type == "cpu" and model.embedding.weight.dtype == torch.bfloat16:
+    if model.device.type == "cpu" and model.dtype == torch.bfloat16:
         log_bfloat16_rate()
     _warn_of_chats(given, tokenizer)
     TextStream(tokenizer, given.stop)  # checks the stop strings before anything is read

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import Namespace
 
 from stateline.cli.console import plain_table
-from stateline.cli.options import add_device_and_dtype, open_model, place, user_folder
+from stateline.cli.options import (
+    add_device_and_dtype,
+    add_weights,
+    open_model,
+    place,
+    user_folder,
+)
 from stateline.cli.parser import Parser
 from stateline.errors import InputError, unknown_name
 from stateline.files import check_writable, finite, text_file, user_path, write_text
@@ -74,6 +80,7 @@ def add_arguments(parser: Parser) -> None:
     option("system", str, None, "with --chat_template: a message of the system before the first")
     option("out", str, None, "JSON file for the scores")
     add_device_and_dtype(parser)
+    add_weights(parser)
 
 
 def run(arguments: Sequence[str], parser: Parser) -> int:

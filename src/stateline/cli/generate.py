@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from stateline.cli.options import StateDType, add_device_and_dtype, user_folder
+from stateline.cli.options import StateDType, add_device_and_dtype, add_weights, user_folder
 from stateline.cli.parser import Parser
 from stateline.errors import InputError
 from stateline.files import check_writable
@@ -43,6 +43,7 @@ def add_arguments(parser: Parser) -> None:
     option("prefix_cache", str, None, "folder that keeps states of texts that were read")
     switch("force", "accept another model's state; let memory grow")
     add_device_and_dtype(parser)
+    add_weights(parser)
 
 
 def run(arguments: Sequence[str], parser: Parser) -> int:

@@ -51,6 +51,12 @@ def add_device_and_dtype(parser: Parser) -> None:
     add_dtype(parser)
 
 
+def add_weights(parser: Parser) -> None:
+    """Add ``--weights``, for :func:`open_model`."""
+    about = "int8 rounds large matrices to integers of 8 bits, which decoding reads faster"
+    parser.option("weights", Literal["int8"], None, about)
+
+
 def place(given: Any) -> "tuple[torch.device, torch.dtype | None]":
     """The device and the precision that were asked for."""
     return resolve_device(given.device), resolve_dtype(given.dtype)
@@ -71,7 +77,8 @@ def open_model(
     from stateline.generate import load_run
 
     device, dtype = place(given)
-    return load_run(folder, device=device, dtype=dtype, tokenizer=tokenizer)
+    weights = given.get("weights")
+    return load_run(folder, device=device, dtype=dtype, tokenizer=tokenizer, weights=weights)
 
 
 def add_key(parser: Parser, about: str) -> None:

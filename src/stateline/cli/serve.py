@@ -6,7 +6,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stateline.cli.options import add_device_and_dtype, add_key, key_of, open_model, user_folder
+from stateline.cli.options import (
+    add_device_and_dtype,
+    add_key,
+    add_weights,
+    key_of,
+    open_model,
+    user_folder,
+)
 from stateline.cli.parser import Parser
 from stateline.errors import InputError
 from stateline.settings import at_least
@@ -33,6 +40,7 @@ def add_arguments(parser: Parser) -> None:
     option("max_memory", int, 2048, "largest MiB of the states of all rows")
     option("cors", list[str], [], "sites whose pages may use it; * are all", metavar="ORIGIN")
     add_device_and_dtype(parser)
+    add_weights(parser)
 
 
 _LIMITS = ("max_rows", "max_waiting", "max_new_tokens", "max_length", "max_memory")

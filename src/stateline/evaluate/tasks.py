@@ -16,7 +16,7 @@ from stateline.errors import InputError
 from stateline.evaluate.division import by_rows
 from stateline.evaluate.losses import Buckets, losses_of
 from stateline.generate import answer, generate
-from stateline.generate.session_state import check_model, device_of
+from stateline.generate.session_state import check_model
 from stateline.layers.base import row_inputs
 from stateline.layers.documents import Documents
 from stateline.layers.state import replace_rows
@@ -286,7 +286,7 @@ def _teacher_forced(model: LanguageModel, prompts: Tokens, answers: Tokens) -> T
 
 def _likeliest(model: LanguageModel, tokens: Tokens) -> Tokens:
     """The most likely output at each position."""
-    return by_rows(lambda rows: model(rows.to(device_of(model))).argmax(dim=2), tokens)
+    return by_rows(lambda rows: model(rows.to(model.device)).argmax(dim=2), tokens)
 
 
 @torch.inference_mode()
@@ -305,7 +305,7 @@ def _label(
 def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: range) -> Buckets:
     """Losses on the held-out text, in windows of the length that the buckets cover."""
     assert buckets.last is not None
-    device = device_of(model)
+    device = model.device
 
     def losses(tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor:
         reduce = losses_of(targets.to(device), model.config.vocab_size)
@@ -320,7 +320,7 @@ def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: ran
 def _carried(model: LanguageModel, task: TextTask, buckets: Buckets, batches: range) -> Buckets:
     """Losses on the held-out text; the state is carried from window to window."""
     assert buckets.last is not None
-    device, state = device_of(model), None
+    device, state = model.device, None
 
     def losses(tokens: Tensor, targets: Tensor, fresh: Tensor) -> Tensor:
         nonlocal state

@@ -17,7 +17,7 @@ from stateline.errors import InputError
 from stateline.evaluate.losses import Buckets, losses_of
 from stateline.files import text_file
 from stateline.generate import token_chunks
-from stateline.generate.session_state import check_model, device_of
+from stateline.generate.session_state import check_model
 from stateline.models.inputs import check_axes, warn_beyond_training
 from stateline.models.language_model import LanguageModel
 
@@ -189,7 +189,7 @@ def _carried(
     model: LanguageModel, pieces: Iterable[Int[Tensor, "_"]], chunk: int
 ) -> Iterator[tuple[int, Float[Tensor, "_"]]]:
     """Losses of all tokens but the first, in order, and how many were scored before."""
-    device = device_of(model)
+    device = model.device
     state, tokens = model.init_state(1), torch.zeros(1, 0, dtype=torch.int64, device=device)
     scored = 0
     for part in (part for piece in pieces for part in piece.split(chunk)):
@@ -209,7 +209,7 @@ def _windowed(
 
     Each window starts from an empty state.
     """
-    device, scored = device_of(model), 0
+    device, scored = model.device, 0
     tokens = torch.zeros(1, 0, dtype=torch.int64, device=device)
     for piece in pieces:
         tokens = torch.cat([tokens, piece[None].to(device)], dim=1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from stateline.data import Tokenizer
 from stateline.data.tokenizer import utf8
 from stateline.generate.session import Session
-from stateline.generate.session_state import device_of, prefill
+from stateline.generate.session_state import prefill
 from stateline.generate.text import TextStream
 from stateline.models.language_model import LanguageModel
 
@@ -53,7 +53,7 @@ def answer(
     """
     rows_of_tokens = [torch.tensor(prompt, dtype=torch.int64, device="cpu") for prompt in prompts]
     session = Session(model, prefill(model, rows_of_tokens), room=max(1, *limits))
-    ends = torch.tensor(sorted(end), dtype=torch.int64, device=device_of(model))
+    ends = torch.tensor(sorted(end), dtype=torch.int64, device=model.device)
     streams = [TextStream(tokenizer, stop) for _ in prompts]
     texts, rows = [""] * len(prompts), list(range(len(prompts)))
     for count in range(1, max(limits) + 1):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.generate.session_state import check_model, device_of
+from stateline.generate.session_state import check_model
 from stateline.layers.decoder import Decoder
 from stateline.layers.stored_state import storable_parts
 from stateline.models.language_model import LanguageModel
@@ -99,7 +99,7 @@ def drift(
         for leaf in kept
     ]
     step, random = Decoder(model).ready.step_, torch.Generator("cpu").manual_seed(seed)
-    change = torch.zeros(len(roundings), dtype=torch.float64, device=device_of(model))
+    change = torch.zeros(len(roundings), dtype=torch.float64, device=model.device)
     done = reported = 0
     while done < length:
         end = min(length, _next(done), done + AT_ONCE)

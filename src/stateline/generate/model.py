@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stateline.data import Tokenizer
 from stateline.data.tokenizer import FILE, ByteTokenizer
-from stateline.generate.runs import NumberTokenizer, load_run
+from stateline.generate.runs import NumberTokenizer, Weights, load_run
 from stateline.generate.sampling import GREEDY, Sampling
 from stateline.generate.session import Session
 from stateline.generate.session_state import check_model, prefill, prompt_lengths
@@ -117,7 +117,7 @@ class Model:
                 ``Tokenizer.prompt``), or tokens.
         """
         tokens = self._tokens(text) if isinstance(text, str) else text
-        return self.module.hidden_states(tokens.to(self.module.embedding.weight.device))
+        return self.module.hidden_states(tokens.to(self.module.device))
 
     def save(self, folder: str | Path) -> None:
         """Write the model and its tokenizer into a folder, from which :func:`load` reads them.
@@ -134,7 +134,11 @@ class Model:
 
 
 def load(
-    folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    weights: Weights | None = None,
 ) -> Model:
     """Read a language model and its tokenizer.
 
@@ -142,9 +146,11 @@ def load(
         folder: Folder of a model, a run, or a checkpoint, or of a published model.
         device: Device of the model.
         dtype: Precision of the weights; by default that in which they were saved.
+        weights: ``"int8"`` rounds the large matrices to integers of 8 bits, for decoding: see
+            :meth:`LanguageModel.to_int8_ <stateline.LanguageModel.to_int8_>`.
 
     Raises:
         InputError: If a file is missing or damaged, or the model is a classifier or regressor
             (read these with ``load_classifier`` and ``load_regressor``).
     """
-    return Model(*load_run(folder, device=device, dtype=dtype))
+    return Model(*load_run(folder, device=device, dtype=dtype, weights=weights))

@@ -121,8 +121,7 @@ def read_ragged(
         ([3, 1], [3, 1])
     """
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-    weight = model.embedding.weight
-    nothing = torch.zeros(0, model.config.vocab_size, dtype=weight.dtype, device=weight.device)
+    nothing = torch.zeros(0, model.config.vocab_size, dtype=model.dtype, device=model.device)
     pieces: list[list[Tensor]] = [[nothing] for _ in rows]
     state, done, start, active = select_rows(state, order), [], 0, order
     for end in sorted({len(row) for row in rows}):
@@ -138,4 +137,4 @@ def read_ragged(
         start, active = end, active[ended:]
     joined = [torch.cat(parts) for parts in pieces]
     kept = [found if keep is None else found[max(0, len(found) - keep) :] for found in joined]
-    return kept, select_rows(cat_states(done), torch.tensor(order, device=weight.device).argsort())
+    return kept, select_rows(cat_states(done), torch.tensor(order, device=model.device).argsort())

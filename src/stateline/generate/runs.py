@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from jaxtyping import Int
 from stateline.data import ByteTokenizer, Tokenizer, load_tokenizer
 from stateline.data.gguf_tokenizer import gguf_tokenizer
 from stateline.data.tokenizer import FILE
-from stateline.errors import InputError
+from stateline.errors import InputError, check_choice
 from stateline.files import model_path, sha256
 from stateline.layers.compose import title
 from stateline.models.checkpoint import CONFIG, check_kind, load_any
@@ -21,6 +22,9 @@ from stateline.models.convert.gguf import SUFFIX as GGUF_SUFFIX
 from stateline.models.convert.table import is_published, load_pretrained, published_config
 from stateline.models.factory import AnyModel, check_precision, read_config
 from stateline.models.language_model import LanguageModel
+
+Weights = Literal["int8"]
+"""What large matrices can be rounded to, to read fewer bytes per token."""
 
 
 def find_model(folder: str | Path) -> Path:
@@ -69,6 +73,7 @@ def load_run(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     tokenizer: str | Path | None = None,
+    weights: Weights | None = None,
 ) -> tuple[LanguageModel, Tokenizer]:
     """Read a run's model and its tokenizer, which is beside the model or in the run's folder.
 
@@ -80,16 +85,22 @@ def load_run(
         dtype: Precision of the weights; by default that in which they were saved.
         tokenizer: A tokenizer instead of the model's own, as for
             :func:`stateline.data.load_tokenizer`.
+        weights: ``"int8"`` rounds the large matrices to integers of 8 bits, see
+            :meth:`LanguageModel.to_int8_ <stateline.LanguageModel.to_int8_>`.
 
     Returns:
         The model, in evaluation mode, and its tokenizer.
 
     Raises:
-        InputError: If a file is missing or damaged, or the tokenizer has more tokens than the
-            model.
+        InputError: If a file is missing or damaged, the tokenizer has more tokens than the model,
+            or ``weights`` is unknown.
     """
+    if weights is not None:
+        check_choice("weights", weights, get_args(Weights))
     home = find_model(folder)
     model = check_kind(load_any_run(home, device=device, dtype=dtype), "language_model", home)
+    if weights == "int8":
+        model.to_int8_()
     vocab_size = model.config.vocab_size
     if (file := tokenizer or own_tokenizer(home)) is None:
         return model, ByteTokenizer() if vocab_size == 256 else NumberTokenizer(vocab_size)

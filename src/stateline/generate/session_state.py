@@ -68,7 +68,7 @@ def prefill(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionSt
     for row, length in enumerate(prompt_lengths(prompt)):
         model.check_tokens(prompt[row])
         rows_by_length[length].append(row)
-    device, parts = device_of(model), []
+    device, parts = model.device, []
     for rows in rows_by_length.values():
         tokens = torch.stack([prompt[row].long() for row in rows]).to(device)
         parts.append(extend(model, first_token(model, tokens[:, 0]), tokens[:, 1:]))
@@ -140,7 +140,7 @@ def seeded(state: SessionState, seed: int) -> SessionState:
 
 def template(model: LanguageModel, capacity: int = 0) -> SessionState:
     """A state of one row with the structure, dtypes and shapes of any state of the model."""
-    token = torch.zeros(1, dtype=torch.int64, device=device_of(model))
+    token = torch.zeros(1, dtype=torch.int64, device=model.device)
     return first_token(model, token)._replace(model=model.init_state(1, capacity=capacity))
 
 
@@ -150,14 +150,9 @@ def check_model(model: nn.Module) -> None:
     check_unwrapped("model", model)
 
 
-def device_of(model: LanguageModel) -> torch.device:
-    """Where a model's weights are."""
-    return model.embedding.weight.device
-
-
 def first_token(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionState:
     """The state of texts of one token, without a seed."""
-    token = token.to(device_of(model), copy=True)  # a view would hold all tokens of a text
+    token = token.to(model.device, copy=True)  # a view would hold all tokens of a text
     rows = len(token)
     seen = torch.zeros(rows, model.config.vocab_size, dtype=torch.bool, device=token.device)
     random = torch.zeros(rows, 3, dtype=torch.int64, device=token.device)

@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.generate.random import uniform
 from stateline.generate.sampling import GREEDY, Sampling, pick, probabilities
 from stateline.generate.session import Choice, Session
-from stateline.generate.session_state import SessionState, device_of, extend, output_is_nan
+from stateline.generate.session_state import SessionState, extend, output_is_nan
 from stateline.layers.decoder import Decoder
 from stateline.models.language_model import LanguageModel, LanguageModelState
 
@@ -201,4 +201,4 @@ class Speculation:
 
 def _read(model: LanguageModel, state: SessionState, tokens: list[int]) -> SessionState:
     """The state after further tokens."""
-    return extend(model, state, torch.tensor([tokens], dtype=torch.int64, device=device_of(model)))
+    return extend(model, state, torch.tensor([tokens], dtype=torch.int64, device=model.device))

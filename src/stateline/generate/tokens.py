@@ -13,7 +13,6 @@ from stateline.generate.session import ROOM, Choice, Session
 from stateline.generate.session_state import (
     Prompt,
     check_model,
-    device_of,
     prefill,
     prompt_lengths,
     seeded,
@@ -91,7 +90,7 @@ def generate(
     """
     choices = stream(model, prompt, max_new_tokens, sampling=sampling, seed=seed, prefixes=prefixes)
     tokens = [choice.tokens for choice in choices]
-    none = torch.zeros(len(prompt), 0, dtype=torch.int64, device=device_of(model))
+    none = torch.zeros(len(prompt), 0, dtype=torch.int64, device=model.device)
     return torch.stack(tokens, dim=1) if tokens else none
 
 

@@ -67,7 +67,7 @@ def card(model: LanguageModel, record: RunRecord | None = None) -> str:
         d_model=config.d_model,
         vocab_size=config.vocab_size,
         longest="any length" if model.max_len is None else f"{model.max_len:,} tokens",
-        dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
     )
     lengths = [n for n in LENGTHS if model.max_len is None or n <= model.max_len]
     rows = [(f"{n:,}", f"{model.state_bytes(n):,}") for n in lengths or [model.max_len or 1]]

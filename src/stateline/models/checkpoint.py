@@ -21,6 +21,7 @@ from stateline.files import (
     write_atomically,
     write_text,
 )
+from stateline.layers.int8 import is_rounded
 from stateline.models.factory import (
     PRECISIONS,
     AnyModel,
@@ -59,6 +60,11 @@ def save_model(
     """
     check_unwrapped("model", model)
     model, folder = uncompiled(model), Path(folder)
+    if is_rounded(model):
+        raise InputError(
+            "the weights of this model were rounded to int8, for use alone: save the model that "
+            "was read, before to_int8_()"
+        )
 
     def replace(file: Path) -> None:
         if write is not None:

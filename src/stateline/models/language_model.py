@@ -1,6 +1,7 @@
 """A language model: a sequence layer from tokens to logits."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from stateline.layers.base import require_causal
 from stateline.layers.decoder import prepared
 from stateline.layers.documents import Documents, count_positions
 from stateline.layers.dropout import Dropout
+from stateline.layers.int8 import Int8Embedding, Int8Linear, to_int8_
 from stateline.layers.linear import Linear
 from stateline.layers.state import shown
 from stateline.models.build import build_stack
@@ -21,6 +23,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.initial_weights import initialise
 from stateline.models.inputs import check_axes, check_length, check_tokens, length_limit
 from stateline.ops import linear_stepper
+from stateline.ops.int8_linear import GROUP
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.linear import linear
 from stateline.settings import at_least
@@ -100,10 +103,25 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.head = None if tied else Linear(config.d_model, config.vocab_size, bias=bias)
         initialise(self, config.d_model, config.init)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the weights."""
+        return self._weight.dtype
+
+    @property
+    def _weight(self) -> Tensor:
+        """The table of embeddings; if that is integers, the first weight that is not."""
+        return next(x for x in chain(self.parameters(), self.buffers()) if x.is_floating_point())
+
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
         """State before the first token."""
         at_least(0, batch_size=batch_size, capacity=capacity)
-        position = torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device)
+        position = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         return LanguageModelState(position, self.stack.init_state(batch_size, capacity=capacity))
 
     @override
@@ -172,10 +190,22 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         state.position.add_(1)
         return self._logits(h)
 
+    def to_int8_(self) -> None:
+        """Round the large matrices to integers of 8 bits, in place.
+
+        Decoding then reads about a quarter of the bytes. The model can be used, but not be trained
+        or saved. See :func:`stateline.layers.int8.to_int8_` for what is rounded.
+        """
+        to_int8_(self)
+        if min(self.embedding.weight.shape) >= GROUP:
+            table = Int8Linear(self.embedding.weight.detach(), None)
+            self.embedding = Int8Embedding(table)
+            self.head = self.head or table
+
     def example_input(self, batch_size: int, length: int) -> Int[Tensor, "batch length"]:
         """Random tokens."""
         shape = (batch_size, length)
-        return torch.randint(self.config.vocab_size, shape, device=self.embedding.weight.device)
+        return torch.randint(self.config.vocab_size, shape, device=self.device)
 
     def state_bytes(self, length: int) -> int:
         """Bytes of the layers' states and of the position."""

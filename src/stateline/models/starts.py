@@ -182,7 +182,7 @@ def fit_outputs(
         return
     wanted, old = PER_FEATURE * max(sum(fit.widths) for fit in fits), list[Tensor]()
     for tokens in batches:
-        tokens = tokens[:, : teacher.max_len].to(teacher.embedding.weight.device)
+        tokens = tokens[:, : teacher.max_len].to(teacher.device)
         old.append(next(teacher.streams(tokens)))
         wanted -= tokens.numel()
         if wanted <= 0:

@@ -23,6 +23,7 @@ from stateline.ops.gated_delta_rule import (
     gated_delta_rule_step_,
 )
 from stateline.ops.h3_core import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
+from stateline.ops.int8_linear import Int8Weight, int8_linear, to_int8
 from stateline.ops.linear_attention import (
     LinearSignals,
     linear_attention,
@@ -56,6 +57,7 @@ __all__ = [
     "GatedDeltaSignals",
     "H3CoreState",
     "H3Weights",
+    "Int8Weight",
     "LSTMCell",
     "LSTMWeights",
     "LinearSignals",
@@ -84,6 +86,7 @@ __all__ = [
     "h3_core",
     "h3_core_step",
     "h3_core_stepper",
+    "int8_linear",
     "linear_attention",
     "linear_attention_step",
     "linear_attention_step_",
@@ -106,5 +109,6 @@ __all__ = [
     "short_conv_stepper",
     "slide",
     "slstm",
+    "to_int8",
     "use_backend",
 ]

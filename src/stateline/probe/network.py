@@ -125,7 +125,7 @@ class StatelineNetwork(Network):
 
     def __init__(self, model: LanguageModel) -> None:
         self.model, self.links = model, model.stack.links
-        self.device = model.embedding.weight.device
+        self.device = model.device
         self.mixers = [_own_heads(link) for link in self.links]
 
     def enter(self, tokens: Tokens) -> Stream:

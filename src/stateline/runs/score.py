@@ -65,7 +65,7 @@ def sample_text(model: AnyModel, task: Any) -> str | None:
         return None
     limit = model.max_len or SAMPLE_PROMPT + SAMPLE_TOKENS
     prompt = task.beginning(min(SAMPLE_PROMPT, limit))
-    prompt, free = prompt.to(model.embedding.weight.device), limit + 1 - prompt.shape[1]
+    prompt, free = prompt.to(model.device), limit + 1 - prompt.shape[1]
     count, sampling = min(SAMPLE_TOKENS, free), Sampling(temperature=0.8)
     try:
         tokens = generate(model, prompt, count, sampling=sampling)

@@ -226,7 +226,7 @@ def read_teacher(model: AnyModel, config: TrainConfig) -> Teacher | None:
         return None
     if not isinstance(model, LanguageModel):
         raise InputError("only language models have teachers: leave out teacher")
-    teacher = load_teacher(config.teacher, model.embedding.weight.device)
+    teacher = load_teacher(config.teacher, model.device)
     ours = teacher if isinstance(teacher, LanguageModel) else None
     own, its = model.config.vocab_size, teacher.config.vocab_size
     if own != its:

@@ -20,7 +20,6 @@ from stateline.data.chat import chat_text
 from stateline.errors import InputError
 from stateline.evaluate.text import score_text
 from stateline.generate import answer, load_run, read_ragged
-from stateline.generate.session_state import device_of
 from stateline.layers import select_rows
 from stateline.models.language_model import LanguageModel
 from stateline.models.likelihood import token_losses
@@ -205,7 +204,7 @@ class StatelineLM(TemplateLM):
         return read_ragged(self.model, tokens, state, keep=keep)
 
     def _tensor(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor(tokens, dtype=torch.int64, device=device_of(self.model))
+        return torch.tensor(tokens, dtype=torch.int64, device=self.model.device)
 
     @torch.inference_mode()
     def loglikelihood_rolling(self, requests: Any, **_: Any) -> list[float]:

@@ -1,7 +1,7 @@
 """Multi-head latent attention: the cache holds one short vector per token for all heads."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -73,6 +73,9 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
         DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1; queries are not compressed, as in its smaller
         model.
     """
+
+    in_full: ClassVar = ("up_proj",)
+    """The map whose weight is read as a matrix at every token."""
 
     def __init__(
         self,
