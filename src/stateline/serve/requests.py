@@ -168,6 +168,8 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
     ) -> Row:
         own = frozenset() if self.ignore_eos else tokenizer.end_tokens | chat_ends
         tokenizer.check(self.stop_token_ids)
+        if (most := more["new_tokens"]) is not None and self.min_tokens > most:
+            raise InputError(f"min_tokens must be at most {most}, the largest number of new tokens")
         ends = own | frozenset(self.stop_token_ids)
         penalties = Penalties(
             self.presence_penalty,
