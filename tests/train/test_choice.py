@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from stateline.errors import InputError
+from stateline.evaluate import evaluate
 from stateline.models.checkpoint import load_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
@@ -101,6 +102,14 @@ def test_the_best_score_of_averages_gives_the_averages(
     best, _ = run(text, tmp_path, steps=3, schedule="constant", keep_best=True, ema=0.5)
     wanted, _ = run(text, steps=2, schedule="constant", ema=0.5)
     assert same(best, wanted)
+
+
+def test_the_best_score_may_be_that_of_another_length(text: Text, tmp_path: Path) -> None:
+    best, result = run(text, tmp_path, keep_best=True, best_length=5)
+    assert result.best == evaluate(best, text, 5, training=True)[text.metric]
+    assert result.best != evaluate(best, text, text.train_length, training=True)[text.metric]
+    with pytest.raises(InputError, match="best_length chooses by keep_best or patience"):
+        TrainConfig(best_length=5)
 
 
 def test_training_stops_after_scores_that_are_no_better(text: Text, scores: list[float]) -> None:

@@ -85,7 +85,9 @@ def _forecast(
 
 def seconds_per_update(job: Job, task: Task) -> float:
     """Seconds of an update on one thread of this machine, without the first."""
-    few = replace(job.training, eval_every=0, stop_at=None, keep_best=False, patience=None)
+    few = replace(
+        job.training, eval_every=0, stop_at=None, keep_best=False, patience=None, best_length=None
+    )
     with use_threads(1):
         torch.manual_seed(0)
         model = make_model(job.model)

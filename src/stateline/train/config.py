@@ -95,6 +95,8 @@ class TrainConfig(Settings):
             of its training data, which is held out, until the end.
         patience: Stop after this many scores that are no better than the best before (early
             stopping); data are held out as for ``keep_best``.
+        best_length: Length at which ``keep_best`` and ``patience`` compare scores; by default the
+            training length.
         save_every: Updates between two checkpoints; 0 saves only at the end.
         keep: Number of checkpoints to keep.
         parallel: With several processes: ``ddp`` (each has the whole model) or ``fsdp`` (each has
@@ -163,6 +165,7 @@ class TrainConfig(Settings):
     stop_at: float | None = None
     keep_best: bool = False
     patience: Count | None = None
+    best_length: Count | None = None
     save_every: Size = 500
     keep: Count = 2
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -190,6 +193,8 @@ class TrainConfig(Settings):
         self._check_teacher()
         if not self.eval_every and (self.keep_best or self.patience):
             raise InputError("keep_best and patience need scores: set eval_every above 0")
+        if self.best_length is not None and not self.chooses:
+            raise InputError("best_length chooses by keep_best or patience: set one of them")
 
     @property
     def named_rates(self) -> list[tuple[str, float]]:

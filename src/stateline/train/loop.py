@@ -221,7 +221,7 @@ class Trainer:
         more = progress.stopped == "finished" and progress.steps < config.steps
         if more or progress.stopped == "interrupted":
             progress.stopped = ""
-        tokens, spent = progress.tokens, 0.0
+        tokens, spent, length = progress.tokens, 0.0, config.best_length
         while not progress.stopped:
             started = time.perf_counter()
             share = set_learning_rate(self.update.optimizer, config, progress.steps)
@@ -238,7 +238,7 @@ class Trainer:
                 progress.steps_to_solve = progress.steps
             if _as_good(self.task, score, config.stop_at):
                 progress.stopped = "solved"
-            best = self._compare(score)
+            best = self._compare(score if score is None or length is None else self._score(length))
             if not progress.stopped and progress.stale == config.patience:
                 progress.stopped = "stalled"
             if score is not None or _due(progress.steps, config.log_every):
@@ -313,11 +313,14 @@ class Trainer:
             steps=step - 1,
         )
 
-    def _score(self) -> float:
+    def _score(self, length: int | None = None) -> float:
+        """The score at a length, by default that of training."""
         self.batches.settle()
         try:
             with averaged(self.update.optimizer), self.processes.scoring(self.model):
-                scores = evaluate(self.model, self.task, self.task.train_length, training=True)
+                scores = evaluate(
+                    self.model, self.task, length or self.task.train_length, training=True
+                )
         except OutputIsNaN:
             self._diverged("the output became NaN", self.progress.steps)
         score = scores[self.task.metric]
