@@ -731,6 +731,13 @@ def test_wrong_signals_are_refused_even_after_a_right_call(u: Any, message: str)
         ops.diagonal_ssm(u=u, weights=SSM)
 
 
+@pytest.mark.parametrize("wrong", [lambda u: u, lambda u, kernel, more: u])
+def test_a_backend_with_other_arguments_says_so(register: Callable[..., None], wrong: Any) -> None:
+    register("fft_conv", SimpleNamespace(fft_conv=wrong))
+    with pytest.raises(InputError, match=r"takes . arguments besides starts, the definition 2"):
+        fft_conv(torch.ones(1, 3, 1), torch.ones(1, 2), backend="mine")
+
+
 def test_a_prepared_step_refuses_what_does_not_fit_its_weights() -> None:
     wide = ops.DiagonalWeights(*(torch.ones(2, 1, 2),) * 3)
     narrow_step, wide_step = (

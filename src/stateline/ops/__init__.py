@@ -23,7 +23,7 @@ from stateline.ops.gated_delta_rule import (
     gated_delta_rule_step_,
 )
 from stateline.ops.h3_core import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
-from stateline.ops.int8_linear import Int8Weight, int8_linear, to_int8
+from stateline.ops.int8_linear import Int8Weight, int8_linear
 from stateline.ops.linear_attention import (
     LinearSignals,
     linear_attention,
@@ -109,6 +109,5 @@ __all__ = [
     "short_conv_stepper",
     "slide",
     "slstm",
-    "to_int8",
     "use_backend",
 ]

@@ -70,6 +70,15 @@ def _most_arguments(run: Any) -> tuple[int, bool]:
     return maxsize if several else len(found), "starts" in found
 
 
+def _unlike(run: Any, defined: Any) -> str:
+    """Why a function cannot take the arguments of the definition; "" if it can."""
+    (most, packed), (all_, also) = _most_arguments(run), _most_arguments(defined)
+    wanted = all_ - also
+    if most == maxsize or most - packed == wanted:
+        return ""
+    return f"its function takes {most - packed} arguments besides starts, the definition {wanted}"
+
+
 def _why(error: Exception) -> str:
     """Why an import failed, in one line, with the way out if a package is missing."""
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
@@ -208,6 +217,9 @@ class Op:
             run = _function(module, function)
             if run is None and not reason:
                 reason = f"it has no {function}"
+            if name in self.own and run is not None and not reason:
+                defined = _function(self.module("reference")[0], function)
+                reason = _unlike(run, defined)
             takes = (0, False) if run is None or reason else _most_arguments(run)
             can_use, gains = (getattr(module, of, None) for of in ("can_use", "gains"))
             found[name] = Candidate(run, can_use, gains, reason, *takes)

@@ -36,7 +36,8 @@ def to_int8(weight: Float[Tensor, "d_out d_in"]) -> Int8Weight:
     """
     d_out, d_in = weight.shape
     groups = -(-d_in // GROUP)
-    padded = torch.nn.functional.pad(weight.detach().float(), (0, groups * GROUP - d_in))
+    wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    padded = torch.nn.functional.pad(wide, (0, groups * GROUP - d_in))
     grouped = padded.view(d_out, groups, GROUP)
     scales = grouped.abs().amax(dim=2) / 127
     codes = (grouped / scales.where(scales > 0, 1.0)[..., None]).round().to(torch.int8)
@@ -81,7 +82,7 @@ def int8_linear(
 
     Args:
         x: Inputs.
-        weight: Codes c and scales s, see :func:`to_int8`.
+        weight: Codes c and scales s, see :func:`stateline.ops.int8_linear.to_int8`.
         bias: Added to the outputs.
 
     Returns:

@@ -33,7 +33,7 @@ def can_use(function: str, *inputs: Any) -> str:
 
 def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
     """Multiply few inputs by the codes, and many by the matrix, piece by piece."""
-    rows = x.reshape(-1, x.shape[-1]).float()
+    rows = x.reshape(-1, x.shape[-1]).float().contiguous()
     codes, scales = weight.codes.contiguous().numpy(), array(weight.scales, torch.float32)
     if len(rows) <= FEW:
         y, found = output((len(rows), len(codes)), torch.float32)
