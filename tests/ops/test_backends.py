@@ -731,7 +731,7 @@ def test_wrong_signals_are_refused_even_after_a_right_call(u: Any, message: str)
         ops.diagonal_ssm(u=u, weights=SSM)
 
 
-@pytest.mark.parametrize("wrong", [lambda u: u, lambda u, kernel, more: u])
+@pytest.mark.parametrize("wrong", [lambda u: u, lambda u, kernel, more: (u, kernel, more)])
 def test_a_backend_with_other_arguments_says_so(register: Callable[..., None], wrong: Any) -> None:
     register("fft_conv", SimpleNamespace(fft_conv=wrong))
     with pytest.raises(InputError, match=r"takes . arguments besides starts, the definition 2"):
