@@ -6,8 +6,9 @@ A line shows milliseconds of processor time on one thread (medians), and for eac
 ours: above 1, we are faster. ``--peers`` is a folder with checkouts of github.com/karpathy/nanoGPT,
 HazyResearch/safari, state-spaces/s4 and alxndrTL/mamba.py, named as they are (``git clone --depth 1
 https://github.com/karpathy/nanoGPT DIR/nanoGPT``); safari and s4 need the packages einops,
-opt_einsum and pytorch_lightning. ``--models`` is a folder with folders of published models, as
-transformers writes them. The fifth peer is the installed transformers. What is not there is named.
+opt_einsum and pytorch_lightning, safari hydra-core, too. ``--models`` is a folder with folders of
+published models, as transformers writes them. The fifth peer is the installed transformers. What is
+not there is named.
 
 Models of an update have four layers and are trained on the same tokens by the same AdamW with
 clipping, in bfloat16 by autocast; ours has rotary positions, nanoGPT learned ones. A prompt is read
