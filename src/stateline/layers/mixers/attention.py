@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -210,7 +210,7 @@ class Attention(SoftmaxHeads, AttendsToContext, MixesValues):
         return [self.qkv]
 
     @override
-    def within(self, window: int) -> Self:
+    def within(self, window: int) -> "Attention":
         layer = copy(self)
         layer.visible = window
         return layer

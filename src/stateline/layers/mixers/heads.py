@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -179,7 +179,7 @@ class SoftmaxHeads(SequenceLayer[Any], RotatesHeads):
         """The maps whose rows are those of queries, keys and values, in this order."""
 
     @abstractmethod
-    def within(self, window: int) -> Self | None:
+    def within(self, window: int) -> "SoftmaxHeads | None":
         """A layer with the same weights whose heads see at most the last positions, if any can."""
 
     def head_maps(self) -> HeadMaps:

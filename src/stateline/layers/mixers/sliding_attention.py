@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -131,7 +131,7 @@ class SlidingAttention(SoftmaxHeads, AttendsToContext):
         return [self.q_proj, self.kv_proj]
 
     @override
-    def within(self, window: int) -> Self | None:
+    def within(self, window: int) -> "SlidingAttention | None":
         if self.blocks:
             return None
         layer = copy(self)
