@@ -10,7 +10,7 @@ positions that are not finite, and outputs that see one of these become NaN.
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 from weakref import ref
 
@@ -270,8 +270,9 @@ class _Call:
     @cached_property
     def hides(self) -> bool:
         """Whether no output need show what a state holds, but gradients of factors would."""
-        before = (part.value for part in self.parts if part.kind in BEFORE)
-        return self.values.get("starts") is not None and not all(map(_is_finite, before))
+        if self._given[1].get("starts") is None:  # given by name, see Backend
+            return False
+        return not all(_is_finite(part.value) for part in self.parts if part.kind in BEFORE)
 
     @cached_property
     def spoilt(self) -> Bool[Tensor, "*batch output"]:
@@ -327,9 +328,10 @@ def _spoiled(result: Any, spoilt: Bool[Tensor, "*batch output"]) -> Any:
 def _watch(call: _Call, y: Tensor, after: Sequence[Any]) -> None:
     """Contain gradients that are not finite."""
 
-    def contain(gradient: Tensor | None, axes: int) -> Tensor | None:
+    def contain(gradient: Tensor | None, of_state: bool = False) -> Tensor | None:
         if gradient is None or _is_finite(gradient):
             return None
+        axes = len(call.shape) - of_state
         wrong = ~gradient.isfinite()
         bad = wrong.flatten(axes).any(-1) if wrong.ndim > axes else wrong
         outputs = torch.zeros(call.reach.first.shape, dtype=torch.bool)
@@ -337,7 +339,7 @@ def _watch(call: _Call, y: Tensor, after: Sequence[Any]) -> None:
         call.spoil_gradients(outputs)
         return gradient.masked_fill(_on(bad, gradient), 0)
 
-    y.register_hook(lambda gradient: contain(gradient, len(call.shape)))
+    y.register_hook(contain)
     for leaf in pytree.tree_leaves(after):
         if isinstance(leaf, Tensor) and leaf.requires_grad and y.numel():
-            leaf.register_hook(lambda gradient: contain(gradient, len(call.shape) - 1))
+            leaf.register_hook(partial(contain, of_state=True))
