@@ -211,7 +211,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
             lost = lost | (ended & (no_key | no_value))
             q, context = self._project(r, tokens.k.dtype)
             seen.append(_spoilt(context, lost))
-        return seen, r.masked_fill(lost[:, None, None], torch.nan)
+        return seen, r if _is_none(lost) else r.masked_fill(lost[:, None, None], torch.nan)
 
     def _two_blocks(
         self, tokens: Context, stop: Int[Tensor, " batch"], before: Int[Tensor, " batch"]
@@ -252,10 +252,19 @@ def _finite(x: Tensor) -> tuple[Tensor, Bool[Tensor, " batch"]]:
     Gradients flow back through all updates, also those of later blocks: zero times infinity must
     not come up in them.
     """
+    if values_at_hand(x) and x.detach().flatten(1).sum(dim=1).isfinite().all():
+        return x, torch.zeros(len(x), dtype=torch.bool, device=x.device)
     lost = ~x.isfinite().flatten(1).all(dim=1)
     return x.masked_fill(lost.view(-1, *[1] * (x.ndim - 1)), 0.0), lost
 
 
 def _spoilt(context: Context, lost: Bool[Tensor, " batch"]) -> Context:
     """Keys and values of state vectors, NaN in rows that have read something not finite."""
+    if _is_none(lost):
+        return Context(*context[:2])
     return Context(*(x.masked_fill(lost[:, None, None, None], torch.nan) for x in context[:2]))
+
+
+def _is_none(lost: Bool[Tensor, " batch"]) -> bool:
+    """Whether it is known that no row is lost."""
+    return values_at_hand(lost) and not lost.any()
