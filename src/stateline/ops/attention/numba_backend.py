@@ -96,11 +96,12 @@ def attention_step_(
     dropout: float,  # noqa: ARG001
 ) -> Tensor:
     """Rotate and write in one pass, then attend."""
-    dtype, (_, heads, d), kv_heads = launch.working_dtype(q), q.shape, k.shape[1]
+    (_, heads, d), kv_heads = q.shape, k.shape[1]
+    dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
     y, outputs = output(q.shape, dtype)
     turned = np.empty_like(outputs).reshape(-1)
-    signals = [of_token(x, dtype).reshape(-1) for x in (q, k, v)]
-    signals += [of_token(x, x.dtype).reshape(-1) for x in cache[:2]]
+    own = zip((q, k, v, *cache[:2]), (*[dtype] * 3, cache.k.dtype, cache.v.dtype), strict=True)
+    signals = [of_token(x, kind).reshape(-1) for x, kind in own]
     angles = turned[:0] if frequency is None else of_token(frequency, dtype)
     sizes = cache.k.shape[1], heads, kv_heads, d
     softmax.append(*signals, turned, of_token(cache.length, torch.int64), angles, *sizes)
