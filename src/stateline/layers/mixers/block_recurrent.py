@@ -211,7 +211,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
             lost = lost | (ended & (no_key | no_value))
             q, context = self._project(r, tokens.k.dtype)
             seen.append(_spoilt(context, lost))
-        return seen, r if _is_none(lost) else r.masked_fill(lost[:, None, None], torch.nan)
+        return seen, r.masked_fill(lost[:, None, None], torch.nan)  # a copy of the given state
 
     def _two_blocks(
         self, tokens: Context, stop: Int[Tensor, " batch"], before: Int[Tensor, " batch"]
@@ -260,11 +260,6 @@ def _finite(x: Tensor) -> tuple[Tensor, Bool[Tensor, " batch"]]:
 
 def _spoilt(context: Context, lost: Bool[Tensor, " batch"]) -> Context:
     """Keys and values of state vectors, NaN in rows that have read something not finite."""
-    if _is_none(lost):
+    if values_at_hand(lost) and not lost.any():
         return Context(*context[:2])
     return Context(*(x.masked_fill(lost[:, None, None, None], torch.nan) for x in context[:2]))
-
-
-def _is_none(lost: Bool[Tensor, " batch"]) -> bool:
-    """Whether it is known that no row is lost."""
-    return values_at_hand(lost) and not lost.any()
