@@ -147,6 +147,7 @@ EXTRAPOLATION = {
     "early_stop": {"train.stop_at"},
     "absent_keys": {"task"},
     "width_and_examples": {"model.init", "task"},
+    "best_at_40": {"train.eval_every", "train.keep_best", "train.best_length"},
 }
 
 

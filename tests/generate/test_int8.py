@@ -55,7 +55,7 @@ def test_few_and_many_inputs_are_mapped_alike(backend: str, rows: int, dtype: to
 def test_wrong_weights_are_refused() -> None:
     good = to_int8(torch.ones(2, 100))
     for wrong, told in (
-        (good._replace(codes=good.codes.to(torch.int16)), "int8, got int16"),
+        (good._replace(codes=good.codes.to(torch.int16)), "weight.codes of dtype int8, got int16"),
         (good._replace(scales=good.scales[:, :1]), "100 codes needs 2 scales, got 1"),
     ):
         with pytest.raises(InputError, match=told):

@@ -37,6 +37,7 @@ OWN = {
     "fft_conv": {"output": 8},
     "h3_core": {"channel": 2, "output": 4},
     "h3_core_step": {"channel": 2, "output": 4},
+    "int8_linear": {"group": 1},
 }
 ABSENT = {"attention_step_": ("start", "first")}
 """Fields of a mask that a function refuses."""

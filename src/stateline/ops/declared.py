@@ -190,7 +190,8 @@ def declared(annotation: Any) -> Shape | None:
     if found is None:
         return None
     names = {str(d) for d in found.dtypes}
-    kinds = BOOLEANS if names & {"bool", "bool_"} else INTEGERS
+    integers = tuple(d for d in INTEGERS if {str(d).removeprefix("torch.")} == names) or INTEGERS
+    kinds = BOOLEANS if names & {"bool", "bool_"} else integers
     kinds = FLOATS if any(name.startswith("float") for name in names) else kinds
     return Shape(found.dim_str, kinds, type(None) in options)
 

@@ -46,5 +46,6 @@ def local_attention(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropou
 def _mask(q: Tensor, k: Tensor, window: LocalWindow) -> AttentionMask:
     """The window as the kernels take it, without first slots."""
     rows, length, heads = q.shape[:3]
-    start = torch.full((rows,), k.shape[1] - length)
-    return AttentionMask(start, None, torch.full((heads,), window.size), None, window.soft_cap)
+    start = torch.full((rows,), k.shape[1] - length, device=q.device)
+    windows = torch.full((heads,), window.size, device=q.device)
+    return AttentionMask(start, None, windows, None, window.soft_cap)
