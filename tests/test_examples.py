@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import stateline
 from stateline.compare import Comparison, compare
 from stateline.compare.recipe import read_recipe
 from stateline.layers import LAYERS
@@ -169,6 +170,19 @@ def test_long_updates_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     long.main(long.arguments().parse_args(["s4d", "--lengths", "8", "16"]))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" positions")[0] for line in lines] == ["8", "16"]
+
+
+def test_rounded_weights_are_smaller(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = stateline.ModelConfig("attention", vocab_size=256, d_model=64)
+    stateline.save_model(stateline.LanguageModel(config), tmp_path)
+    (tmp_path / "text").write_text("some text " * 9, encoding="utf-8")
+    rounded = example("rounded_weights")
+    sizes = ["--window=32", "--windows=2", "--tokens=2", "--rounds=1"]
+    rounded.main(rounded.arguments().parse_args([str(tmp_path), str(tmp_path / "text"), *sizes]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["float32", "bfloat16", "int8"]
+    nats = [float(line.split()[-4]) for line in lines]
+    assert nats == pytest.approx([nats[0]] * 3, abs=0.05)
 
 
 @pytest.mark.parametrize(("case", "most"), [("forward", 110), ("token", 165)])

@@ -13,8 +13,7 @@ from stateline.layers import LAYERS, nbytes
 from stateline.layers.int8 import Int8Linear
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.ops.int8_linear import GROUP, int8_linear, to_int8
-from stateline.ops.int8_linear.pytorch import matrix
+from stateline.ops.int8_linear import GROUP, from_int8, int8_linear, to_int8
 
 CAUSAL = [name for name, layer in LAYERS.items() if layer.causal]
 
@@ -29,7 +28,7 @@ def rounded_matrices(model: LanguageModel) -> None:
     """Give each large matrix the numbers that its integers stand for."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding) and min(module.weight.shape) >= GROUP:
-            module.weight.copy_(matrix(to_int8(module.weight)))
+            module.weight.copy_(from_int8(to_int8(module.weight)))
 
 
 @pytest.mark.parametrize("shape", [(3, 64), (5, 100), (2, 7), (4, 0)])
@@ -37,7 +36,7 @@ def test_an_entry_is_off_by_at_most_half_a_scale(shape: tuple[int, int]) -> None
     weight = torch.randn(shape) * torch.logspace(-3, 3, shape[0])[:, None]
     rounded = to_int8(weight)
     limit = 0.5001 * rounded.scales.repeat_interleave(GROUP, dim=1)[:, : shape[1]]
-    assert ((matrix(rounded) - weight).abs() <= limit).all()
+    assert ((from_int8(rounded) - weight).abs() <= limit).all()
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
@@ -47,7 +46,7 @@ def test_few_and_many_inputs_are_mapped_alike(backend: str, rows: int, dtype: to
     x, weight = torch.randn(rows, 200).to(dtype), to_int8(torch.randn(999, 200))
     y = int8_linear(x, weight, torch.ones(999), backend=backend)
     right = int8_linear(x.double(), weight, torch.ones(999), backend="reference")
-    sizes = x.double().abs() @ matrix(weight).double().abs().T
+    sizes = x.double().abs() @ from_int8(weight).double().abs().T
     limit = 200 * torch.finfo(torch.float32).eps * sizes + torch.finfo(dtype).eps * right.abs()
     assert ((y.double() - right).abs() <= limit).all()
 
@@ -97,6 +96,7 @@ def test_large_matrices_take_a_quarter(tied: bool) -> None:
     assert nbytes(tuple(tensors.values())) < 0.3 * before
 
 
+@pytest.mark.usefixtures("unannotated")  # it gives what the types exclude
 def test_a_model_is_read_with_rounded_weights(tmp_path: Path) -> None:
     model = make("attention")
     stateline.save_model(model, tmp_path)

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from stateline.layers.decoder import kind_of
 from stateline.layers.linear import Linear, ScaledLinear
-from stateline.ops.int8_linear import GROUP, Int8Weight, int8_linear, to_int8
+from stateline.ops.int8_linear import GROUP, Int8Weight, from_int8, int8_linear, to_int8
 
 
 class Int8Linear(Linear):
@@ -37,9 +37,7 @@ class Int8Linear(Linear):
 
     def rows(self, chosen: Any) -> Tensor:
         """Rows of the weight."""
-        codes, scales = self.codes[chosen], self.scales[chosen]
-        factors = scales.repeat_interleave(GROUP, dim=-1)[..., : codes.shape[-1]]
-        return (codes * factors).to(self.dtype)
+        return from_int8(Int8Weight(self.codes[chosen], self.scales[chosen])).to(self.dtype)
 
     @override
     def forward(self, x: Tensor) -> Tensor:

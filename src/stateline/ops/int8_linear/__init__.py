@@ -44,6 +44,12 @@ def to_int8(weight: Float[Tensor, "d_out d_in"]) -> Int8Weight:
     return Int8Weight(codes.flatten(1)[:, :d_in].contiguous(), scales)
 
 
+def from_int8(weight: Int8Weight) -> Tensor:
+    """The rounded matrix, or rows of it, in the dtype of the scales."""
+    factors = weight.scales.repeat_interleave(GROUP, dim=-1)
+    return weight.codes * factors[..., : weight.codes.shape[-1]]
+
+
 def example(sizes: Sizes) -> Example:
     """A square map, for a token of each row."""
     width = sizes.d_model

@@ -7,6 +7,7 @@ import numpy as np
 from stateline.ops.numba_common.jit import summing_kernel
 
 GROUP = 64
+"""As in the package; a constant of a kernel stands in its file, whose hash finds compiled code."""
 
 
 @summing_kernel
