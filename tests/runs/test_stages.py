@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -12,12 +13,15 @@ from stateline.errors import InputError
 from stateline.models.checkpoint import load_any, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
+from stateline.models.size import count_parameters
 from stateline.reports import merge
 from stateline.reports.sentences import headline
 from stateline.runs import stages
 from stateline.runs.folder import read_results
-from stateline.runs.stages import Stage, read_stages
+from stateline.runs.stages import RATES, Distilling, Stage, read_stages, scored_tokens
+from stateline.runs.stages import TASK as TASK_STAGE
 from stateline.tasks import make_task
+from stateline.train.config import TrainConfig
 
 TASK = "copying(max_len=5, batch_size=4)"
 OLD = "attention(position=rope)*2"
@@ -151,6 +155,46 @@ def test_stages_are_read_with_their_settings() -> None:
     ):
         with pytest.raises(InputError, match=message):
             read_stages(text)
+
+
+def plan_of(folder: Path, text: str, **train: float) -> Distilling:
+    task, teacher = make_task(TASK), str(folder / "teacher")
+    return Distilling(teacher, NEW, TASK, task, read_stages(text), train, {}, folder / "out")
+
+
+@pytest.mark.parametrize("stage", RATES)
+def test_a_stage_without_a_rate_has_its_own_and_not_the_rate_of_its_task(
+    tmp_path: Path, stage: str
+) -> None:
+    make_teacher(tmp_path / "teacher")
+
+    def rate(text: str, **train: float) -> float:
+        return next(plan_of(tmp_path, text, **train).steps()).job.training.lr
+
+    assert rate(f"{stage}(steps=9)") == RATES[stage] != make_task(TASK).training["lr"]
+    assert rate(stage, lr=0.5) == 0.5
+    assert rate(f"{stage}(lr=0.2)", lr=0.5) == 0.2
+
+
+def test_each_loss_that_compares_with_a_teacher_is_a_stage() -> None:
+    assert {*RATES} == {*get_args(get_type_hints(TrainConfig)["match"]), TASK_STAGE}
+
+
+def test_settings_of_later_stages_are_checked_before_the_first_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_teacher(tmp_path / "teacher")
+    assert distilled(tmp_path, *arguments(tmp_path, "outputs(steps=2) logits(lr=-1)")) == 2
+    assert "wants lr to be" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "1-outputs").exists()
+
+
+def test_scores_of_a_large_teacher_read_less_text(tmp_path: Path) -> None:
+    for width in (16, 512):
+        config = ModelConfig("attention", vocab_size=16_384, d_model=width)
+        save_model(LanguageModel(config), tmp_path / str(width))
+    assert scored_tokens(str(tmp_path / "16")) == 262_144
+    assert scored_tokens(str(tmp_path / "512")) == 2**40 // count_parameters(config) < 131_072
 
 
 def test_a_distillation_needs_one_kind_of_data(

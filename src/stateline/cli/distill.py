@@ -40,9 +40,10 @@ def add_arguments(parser: Parser) -> None:
     option("task", str, None, 'in place of --text: a task such as "copying(max_len=15)"')
     option("length", int, 512, "tokens of a row, for --text")
     option("batch_size", int, 8, "rows of an update, for --text")
+    about = "tokens of the text that are scored, for --text; by default fewer for large teachers"
+    option("held_out_tokens", int, None, about)
     about = "stages with their settings: mixing, outputs, squares, blocks, logits, task"
-    stages = "outputs(steps=500, lr=1e-3) logits(steps=500, lr=1e-4)"
-    option("stages", str, stages, about)
+    option("stages", str, "outputs(steps=500) logits(steps=500)", about)
     option("probes", list[str], [], "what both retrieve: letters, dictionary, ... (see probe)")
     option("probe_lengths", list[int], [], "lengths for --probes; default by probe")
     option("probe_examples", int, 16, "examples of each of four batches, for --probes")
@@ -87,6 +88,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         plan = Distilling(
             given.teacher, given.pattern, spec, make_task(spec), stages, train, model, folder
         )
+        plan.check()
+        teacher = teacher_record(plan, processes, announce)
         with show_news(Console(markup=False, quiet=not processes.main)) as news:
             done = distil(
                 plan,
@@ -102,7 +105,6 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
             return 128 + (caught or [SIGTERM])[0]
         if last.stopped not in COMPLETE:
             raise InputError(last.stopped)
-        teacher = teacher_record(plan, processes)
         if processes.main:
             _report(plan, done, teacher, given, command, processes.device)
     return 0
@@ -114,6 +116,7 @@ def _text_task(given: Any, folder: Path, processes: "Processes") -> str:
     from stateline.generate.hugging_face import HUGGING_FACE
     from stateline.generate.runs import find_model, own_tokenizer
     from stateline.pattern import Item, format_pattern
+    from stateline.runs.stages import scored_tokens
 
     corpus = user_path(given.text, "text")
     if not (corpus / "index.json").exists():
@@ -124,7 +127,10 @@ def _text_task(given: Any, folder: Path, processes: "Processes") -> str:
             lambda: write_corpus([given.text], folder / "corpus", settings, workers=1)
         )
         corpus = folder / "corpus"
-    sizes = {"length": given.length, "batch_size": given.batch_size}
+    scored = given.held_out_tokens
+    if scored is None:
+        scored = scored_tokens(given.teacher.removeprefix(HUGGING_FACE))
+    sizes = {"length": given.length, "batch_size": given.batch_size, "held_out_tokens": scored}
     return format_pattern((Item("tokens", {"path": str(corpus), **sizes}),))
 
 

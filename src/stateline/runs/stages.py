@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -28,7 +29,7 @@ from stateline.runs.single import run_single, single_job
 from stateline.runs.speed import Detail, time_jobs
 from stateline.runs.store import outline, write_results
 from stateline.runs.train import scored_as_it_is
-from stateline.tasks import Task
+from stateline.tasks import Task, Tokens
 from stateline.train.config import TrainConfig
 from stateline.train.loop import ALONE
 from stateline.train.metrics import COMPLETE, Metrics
@@ -37,8 +38,27 @@ from stateline.train.processes import Processes
 TASK = "task"
 """Name of the stage that learns the task's own loss, without a teacher."""
 
-STAGES = (*get_args(get_type_hints(TrainConfig)["match"]), TASK)
+RATES = {
+    "mixing": 1e-3,
+    "outputs": 1e-3,
+    "squares": 1e-3,
+    "blocks": 1e-4,
+    "logits": 1e-5,
+    TASK: 1e-5,
+}
+"""Highest learning rate of each stage where none is given: those of MOHAWK and RADLADS. LoLCATs'
+0.01 for ``squares`` is for feature maps alone. The first update of AdamW moves each weight by its
+rate: at 0.01, one of ``outputs`` or ``squares`` took a student of SmolLM2 from 4.4 to over 9 nats
+per token, and one of ``logits`` at 0.001 to 6.5."""
+
+STAGES = tuple(RATES)
 """Names of stages: what is compared with the teacher, or ``task``."""
+
+SCORED = 2**40
+"""Weights of the teacher times tokens of the text that are scored: a minute or two of a core."""
+
+FEWEST = 4096
+"""Fewest tokens that are scored."""
 
 START = "start.json"
 """Name of the file with hashes of what a stage began from."""
@@ -158,16 +178,30 @@ class Distilling:
                 yield self._step(stage, init, self.folder / own, block)
                 init = str(self.folder / own)
 
-    def _step(self, stage: Stage, init: str, folder: Path, block: int | None) -> Step:
-        train = {**self.task.training, **self.train, **stage.train}
+    def check(self) -> None:
+        """Check the settings of all stages, and the student, before anything is computed.
+
+        Raises:
+            InputError: If one cannot be used.
+        """
+        for stage in self.stages:
+            self._training(stage)
+        next(self.steps(), None)
+
+    def _training(self, stage: Stage) -> TrainConfig:
+        train = {**self.task.training, "lr": RATES[stage.name], **self.train, **stage.train}
         if stage.name != TASK:
             native = stage.name != "logits"
             train |= {"match": stage.name, "teacher": self.start if native else self.teacher}
+        return TrainConfig(**train)
+
+    def _step(self, stage: Stage, init: str, folder: Path, block: int | None) -> Step:
+        model = {**settings_of(read_model_config(init)), **self.model}
+        training = self._training(stage)
         if block is not None:
             others = [f"stack.layers.{n}.*" for n in self._layers().values() if n != block]
-            train["freeze"] = " ".join(filter(None, [str(train.get("freeze", "")), *others]))
-        model = {**settings_of(read_model_config(init)), **self.model}
-        training = TrainConfig(**train)
+            frozen = " ".join(filter(None, [training.freeze, *others]))
+            training = dataclasses.replace(training, freeze=frozen)
         job = single_job(
             self.task, self.spec, self.pattern, model=model, training=training, init=init
         )
@@ -196,6 +230,16 @@ class Distilling:
         training = TrainConfig(**{**self.task.training, **self.train})
         size = count_parameters(config)
         return Job(self.spec, size, config, training, init=self.start, alias=TEACHER)
+
+
+def scored_tokens(teacher: str) -> int:
+    """How many tokens of a text are scored by default: fewer for large teachers.
+
+    Args:
+        teacher: Folder of the teacher's weights.
+    """
+    size = count_parameters(read_model_config(teacher))
+    return min(Tokens.held_out_tokens, max(FEWEST, SCORED // size))
 
 
 def distil(
@@ -279,19 +323,27 @@ def student_record(done: Sequence[Done]) -> RunRecord:
     )
 
 
-def teacher_record(plan: Distilling, processes: Processes = ALONE) -> RunRecord:
+def teacher_record(
+    plan: Distilling,
+    processes: Processes = ALONE,
+    tell: Callable[[str], object] = lambda _: None,
+) -> RunRecord:
     """The teacher's scores on the task of its student; they are kept in its own folder.
 
-    All processes call it.
+    All processes call it. ``tell`` is called with lines that tell what begins, and how long it
+    took: the student is scored in the same way.
     """
     path = plan.folder / TEACHER
     found = stored_run(path)
     if found is None or found.task != plan.spec:
-        job = plan.teacher_job()
+        tell("scoring the teacher")
+        begun, job = time.perf_counter(), plan.teacher_job()
         model = load_any_run(plan.start, device=processes.device)
         found = scored_as_it_is(job, plan.task, model, processes)
         if processes.main:
             write_text(path / RESULT, to_json(found))
+        minutes = (time.perf_counter() - begun) / 60
+        tell(f"the teacher is scored, in {minutes:.1f} minutes; so is the student after each stage")
     return found
 
 
