@@ -262,19 +262,25 @@ def test_errors_on_recall_are_shown_by_how_far_back_the_pair_lies(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("task", ["copying", "lookup"])
 def test_heads_are_kept_and_judged_and_finished_students_are_not_trained_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], task: str
 ) -> None:
     study = example("hybrid_study")
-    monkeypatch.setattr(study, "GRID", [("ranking", 16, 2), ("chance", 16, 2), ("layers", 16, 4)])
+    grid = [("ranking", 16, 1), ("chance", 16, 1), ("layers", 16, 4), ("ranking", 16, 0)]
+    monkeypatch.setattr(study, "GRID", grid)
     monkeypatch.setattr(study, "ROUNDS", 1)
-    given = study.arguments().parse_args([str(tmp_path), "--seeds", "0", "1", "--share=0.002"])
+    options = [f"--task={task}", "--cells=3", "--share=0.002", "--seeds", "0", "1"]
+    given = study.arguments().parse_args([str(tmp_path), *options])
     study.main(given)
     shown = capsys.readouterr().out
     assert shown.count("undecided (p = 1.0000)") == 3
-    assert shown.count(", 0 of 2, ") == 0  # a teacher that copies nothing is soon recovered
+    assert shown.count(", 0 of 2, ") == 0  # a teacher that answers nothing is soon recovered
     record = read_table(tmp_path / "table.json")
-    assert [(row.x, len(row.values[0])) for row in record.rows[:2]] == [(8, 2), (2, 2)]
+    assert [row.x for row in record.rows] == [8, 1, 1, 1, 1, 1, 1, 4, 4, 4]
+    assert all(len(row.values[0]) == 2 for row in record.rows)
+    kept = study.Student("mamba2", 16, "layers", 4), study.Run(tmp_path / "seed-0", task, 0, 1.0)
+    assert len({layer for layer, _ in study.result(*kept, {}).kept}) == 1
     assert (tmp_path / "kept-heads.svg").read_text().count("<svg") == 1
     monkeypatch.setattr(study, "learned", None)
     study.main(given)
