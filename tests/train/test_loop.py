@@ -224,6 +224,18 @@ def test_a_gradient_that_is_no_number_is_named_and_changes_no_weight() -> None:
 
 
 @pytest.mark.cpu
+def test_an_update_is_judged_as_a_whole_and_not_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, after = list[torch.Tensor](), list[int]()
+    monkeypatch.setattr("stateline.ops.containment._is_finite", lambda x: not asked.append(x))
+    pattern = "attention h3 mamba3 block_recurrent(window=4, n_states=4)"
+    own = LanguageModel(ModelConfig(pattern, task().vocab_size, 16))
+    config = TrainConfig(steps=2, eval_every=0)
+    train(own, task(), config, interrupted=lambda: bool(after.append(len(asked))))
+    assert after[0] == 0
+    own(torch.ones(1, 4, dtype=torch.int64))
+    assert len(asked) > after[-1]
+
+
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     config = TrainConfig(steps=2, lr=1e39, clip=0.0, warmup_steps=0, eval_every=0, save_every=1)
     said = "a weight or its moments became infinite or NaN at step 1: lower lr"

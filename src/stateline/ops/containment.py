@@ -4,12 +4,15 @@ Kernels compute chunks by products of matrices, and multiply by zero what a toke
 FFT adds all inputs and subtracts them again. Either turns one infinite value into NaN everywhere.
 While the results are finite, nothing of this has happened, so it costs one sum over the outputs,
 and one over their gradients. If such a sum is not finite, the function runs again with zeros at the
-positions that are not finite, and outputs that see one of these become NaN.
+positions that are not finite, and outputs that see one of these become NaN. Training asks nothing
+of this: it discards an update as a whole (:func:`all_or_nothing`).
 """
 
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property, partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 from weakref import ref
@@ -21,6 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.ops.declared import declared
+from stateline.ops.kernel_op import values_at_hand
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +38,28 @@ TIMES = ("length", "slot")
 
 TIMED = (*TIMES, "past")
 """What has an axis of time."""
+
+
+_discarded = ContextVar("discarded", default=False)
+
+
+@contextmanager
+def all_or_nothing() -> Iterator[None]:
+    """Contain nothing inside: the caller discards all results if one number is not finite."""
+    before = _discarded.set(True)
+    try:
+        yield
+    finally:
+        _discarded.reset(before)
+
+
+def known_finite(x: Tensor) -> bool:
+    """Whether all numbers are finite, or nobody asks.
+
+    Not known where the sum of all is not finite, in compiled code, and where reading a value would
+    cost a synchronisation, as on a GPU.
+    """
+    return values_at_hand(x) and (_discarded.get() or _is_finite(x))
 
 
 class Reach(NamedTuple):
@@ -112,7 +138,7 @@ def contained(see: Callable[..., Reach] = reach) -> Callable[[Callable[P, T]], C
             y = result[0] if isinstance(result, tuple) else result
             if torch.compiler.is_compiling() or type(y) is not Tensor or not y.is_cpu:
                 return result
-            if torch._C._are_functorch_transforms_active():
+            if _discarded.get() or torch._C._are_functorch_transforms_active():
                 return result
             finite = _is_finite(y)
             if finite and not y.requires_grad:

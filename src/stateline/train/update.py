@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from stateline.devices import log_bfloat16_rate
 from stateline.layers.state import detach, trim
 from stateline.models.factory import AnyModel
+from stateline.ops.containment import all_or_nothing
 from stateline.tasks.base import Task
 from stateline.train.batches import MicroBatch, positions_after
 from stateline.train.chunked_loss import chunked
@@ -96,7 +97,10 @@ class Updater:
                 were.
         """
         device = self.processes.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with (
+            all_or_nothing(),
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+        ):
             if device.type == "cpu":
                 # torch.manual_seed would record a traceback for every kind of device
                 torch.default_generator.manual_seed(self._seed(step))

@@ -14,6 +14,7 @@ from stateline.layers.context import Context
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.cross_attention import TokenSettings, attend_by_block, attend_to_all
 from stateline.layers.norm import scaled_queries, unit_length
+from stateline.ops.containment import known_finite
 from stateline.ops.kernel_op import values_at_hand
 from stateline.settings import Count
 
@@ -252,7 +253,7 @@ def _finite(x: Tensor) -> tuple[Tensor, Bool[Tensor, " batch"]]:
     Gradients flow back through all updates, also those of later blocks: zero times infinity must
     not come up in them.
     """
-    if values_at_hand(x) and x.detach().flatten(1).sum(dim=1).isfinite().all():
+    if known_finite(x):
         return x, torch.zeros(len(x), dtype=torch.bool, device=x.device)
     lost = ~x.isfinite().flatten(1).all(dim=1)
     return x.masked_fill(lost.view(-1, *[1] * (x.ndim - 1)), 0.0), lost

@@ -11,6 +11,7 @@ from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.norm import scaled_queries, unit_length
+from stateline.ops.containment import known_finite
 from stateline.settings import Count, Fraction, Settings
 
 
@@ -104,11 +105,18 @@ def attend_to_all(
     A query that is not finite has no share in the gradients of keys and values: other queries,
     of earlier tokens, read them, too.
     """
+    if not known_finite(q):
+        lost = ~q.isfinite().all(dim=-1, keepdim=True)
+        found = _attend(q.masked_fill(lost, 0), k, v, seen, dropout)
+        return found.masked_fill(lost, torch.nan)
+    return _attend(q, k, v, seen, dropout)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, dropout: float) -> Tensor:
     mask = None if seen is None else seen[:, None, None, :]
-    lost = ~q.isfinite().all(dim=-1, keepdim=True)
-    queries, keys, values = (t.to(q.dtype).transpose(1, 2) for t in (q.masked_fill(lost, 0), k, v))
+    queries, keys, values = (t.to(q.dtype).transpose(1, 2) for t in (q, k, v))
     found = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
-    return found.transpose(1, 2).masked_fill(lost, torch.nan)
+    return found.transpose(1, 2)
 
 
 def attend_by_block(

@@ -17,7 +17,7 @@ from stateline.layers.linear import Linear
 from stateline.layers.mixers.mamba2 import head_width
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.ops import LinearSignals, linear_attention
-from stateline.ops.containment import contained
+from stateline.ops.containment import contained, known_finite
 from stateline.ops.linear_attention import CHUNK
 from stateline.settings import Count, Factor, NotNegative
 
@@ -254,10 +254,15 @@ def _of_next(before: Tensor) -> Tensor:
     Neither a number that is not finite nor such a gradient crosses from one to the other: the next
     token is spoilt by its own weight.
     """
-    after = F.pad(before.where(before.isfinite(), 0.0), (0, 0, 0, 1))[:, 1:]
+    after = F.pad(_finite(before), (0, 0, 0, 1))[:, 1:]
     if after.requires_grad and not torch.compiler.is_compiling():
-        after.register_hook(lambda gradient: gradient.where(gradient.isfinite(), 0.0))
+        after.register_hook(_finite)
     return after
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Zeros in the place of what is not finite."""
+    return x if known_finite(x) else x.where(x.isfinite(), 0.0)
 
 
 @contained()
