@@ -12,7 +12,10 @@ from torch.testing import assert_close
 
 from stateline.layers import (
     H3,
+    AnyLayer,
     Attention,
+    BlockRecurrent,
+    BlockState,
     CachedStaircase,
     DiagonalSSM,
     Feedback,
@@ -24,7 +27,7 @@ from stateline.layers import (
     Stack,
     Staircase,
 )
-from stateline.ops import fft_conv
+from stateline.ops import fft_conv, use_backend
 
 CHUNK, LONG = 4, 4096
 F64 = torch.float64
@@ -269,3 +272,37 @@ def test_a_softmax_is_as_sharp_as_its_margin() -> None:
     s, gap = z.softmax(dim=1), torch.exp(b - a)
     assert (s[:, 0] >= 1 / (1 + 9 * gap)).all()
     assert (s[:, 1:].amax(dim=1) <= gap).all()
+
+
+def steps_of_gradients(layer: AnyLayer, length: int) -> int:
+    """Operations on the longest path from the output back to the input, one after the other."""
+    with use_backend("torch"):
+        end = layer(torch.randn(1, length, 8, requires_grad=True)).sum().grad_fn
+    depth: dict[object, int] = {}
+    waiting = [end]
+    while waiting:
+        below = [node for node, _ in waiting[-1].next_functions if node is not None]
+        if missing := [node for node in below if node not in depth]:
+            waiting += missing
+        else:
+            depth[waiting.pop()] = 1 + max((depth[node] for node in below), default=0)
+    return depth[end]
+
+
+def steps_per_block(layer: AnyLayer) -> float:
+    """Further operations, one after the other, per further block."""
+    few, many = 16, 128
+    steps = steps_of_gradients(layer, many * CHUNK) - steps_of_gradients(layer, few * CHUNK)
+    return steps / (many - few)
+
+
+@pytest.mark.parametrize("ssm", ["dss", "long_conv", "s4", "s4d", "s5"])
+@pytest.mark.parametrize("variant", ["sh", "mh", "mf"])
+def test_no_block_of_a_block_state_layer_waits_for_another(variant: str, ssm: str) -> None:
+    """A block that waits for the one before it adds an operation or more, as in Block-Recurrent."""
+    layer = BlockState(8, n_heads=2, window=CHUNK, variant=variant, n_states=4, ssm=ssm)
+    assert steps_per_block(layer) < 0.5
+
+
+def test_every_block_of_a_block_recurrent_layer_waits_for_the_one_before() -> None:
+    assert steps_per_block(BlockRecurrent(8, n_heads=2, window=CHUNK, n_states=4)) > 1

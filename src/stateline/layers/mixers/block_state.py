@@ -281,7 +281,8 @@ class BlockState(SequenceLayer[BlockStateState]):
         flops += 2.0 * states * (self.w_kv.numel() + lift)
         flops += 4.0 * self.cross.n_heads * self.cross.d_head * seen
         if self.ids is not None and isinstance(self.ssm, ChannelSSM):
-            flops += self.ssm.flops_of_every(self.window) - self.ssm.flops_per_token(length)
+            flops += self.ssm.flops_of_every(self.window, length)
+            flops -= self.ssm.flops_per_token(length)
         return flops
 
     def _narrowed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch width"]:

@@ -113,7 +113,7 @@ class ChannelSSM(SequenceLayer[DiagonalSSMState]):
         return y + skipped(x, self.skip), DiagonalSSMState(h)
 
     @abstractmethod
-    def flops_of_every(self, stride: int) -> float:
+    def flops_of_every(self, stride: int, length: int) -> float:
         """Operations of ``every`` per token."""
 
 
@@ -145,7 +145,7 @@ class DiagonalRecurrence(ChannelSSM):
         """Steps in place, with the present weights."""
         return diagonal_ssm_stepper(self.weights(), self.skip)
 
-    def flops_of_every(self, stride: int) -> float:
+    def flops_of_every(self, stride: int, length: int) -> float:  # noqa: ARG002
         """Each input for all modes, and each output once per stride."""
         return 4.0 * self.c.shape[1] * (self.d_model + len(self.c) / stride)
 

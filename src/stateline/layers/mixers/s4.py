@@ -76,10 +76,11 @@ class S4SSM(ChannelSSM):
         a, p, b = (t.repeat(copies, 1, 1) for t in (a, self.p, self.b))
         return DPLRWeights(self.log_dt.exp(), a, p, b, self.c)
 
-    def flops_of_every(self, stride: int) -> float:
-        """Each input for all modes, a product with the transition and the outputs per stride."""
-        size = 2.0 * self.c.shape[1]
-        return 2 * size * (self.d_model * (1 + size / stride) + len(self.c) / stride)
+    def flops_of_every(self, stride: int, length: int) -> float:
+        """Each input for all modes; per stride, the products of the scan and the outputs."""
+        size, doublings = 2.0 * self.c.shape[1], max(length // stride - 1, 0).bit_length()
+        scan = size * doublings / stride
+        return 2 * size * (self.d_model * (1 + scan) + len(self.c) / stride)
 
     def flops_per_token(self, length: int) -> float:
         """The convolution of each output, and its kernel.

@@ -43,18 +43,18 @@ def dplr_ssm(u: Tensor, weights: DPLRWeights, state: Tensor | None) -> tuple[Ten
 
 
 def dplr_ssm_every(u: Tensor, weights: DPLRWeights, stride: int) -> Tensor:
-    """Sum up each block of ``stride`` inputs as a state, step over the blocks, read the states."""
+    """Sum up each block of ``stride`` inputs as a state, scan the blocks, read the states."""
     channels, count = u.shape[-1], u.shape[-2] // stride
     dt, a, p, b, c = map(precise, weights)
     step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
     left, _ = _orbit(b_bar, step, stride)
     blocks = precise(u[..., : count * stride, :]).mT.unflatten(-1, (count, stride))
-    driven = blocks.to(left.dtype) @ left[:, :stride].flip(-2)  # (*batch, channel, block, N)
-    over_block = torch.linalg.matrix_power(step, stride)
-    states = [driven.new_zeros(*driven.shape[:-2], 1, driven.shape[-1])]
-    for state in driven.split(1, dim=-2):
-        states.append(states[-1] @ over_block + state)
-    after = torch.cat(states[1:] or [driven], dim=-2)
+    after = blocks.to(left.dtype) @ left[:, :stride].flip(-2)  # (*batch, channel, block, N)
+    power, distance = torch.linalg.matrix_power(step, stride), 1
+    while distance < count:  # each state is that of the last blocks, twice as many every time
+        further = after[..., distance:, :] + after[..., :-distance, :] @ power
+        after = torch.cat([after[..., :distance, :], further], dim=-2)
+        power, distance = power @ power, 2 * distance
     readouts = real_rows(c).unflatten(0, (-1, channels))
     y = after @ readouts.movedim(0, -1)  # (*batch, channel, block, readout)
     return y.movedim(-3, -1).flatten(-2).to(u.dtype)
