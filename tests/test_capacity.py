@@ -16,6 +16,7 @@ from stateline.capacity import (
     copy_error_bound,
     longest_copy,
     measure,
+    recalled_bits,
     round_state,
     state_bits,
 )
@@ -34,6 +35,21 @@ def test_the_bound_is_that_of_theorem_2_7(states: int, length: int, n_letters: i
     exact = max(Fraction(0), 1 - Fraction(states, n_letters**length))
     bound = copy_error_bound(math.log2(states), length, n_letters)
     assert bound == pytest.approx(float(exact), abs=1e-12)
+
+
+@given(bits=st.floats(0, 50), length=st.integers(1, 8), n_letters=st.integers(2, 26))
+def test_the_bits_that_copies_prove_are_those_at_the_bound(
+    bits: float, length: int, n_letters: int
+) -> None:
+    copied = 1 - copy_error_bound(bits, length, n_letters)
+    possible = min(bits, length * math.log2(n_letters))
+    assert recalled_bits(copied, length, n_letters) == pytest.approx(possible, abs=1e-3)
+
+
+def test_no_copies_prove_no_bits() -> None:
+    assert recalled_bits(0.0, 5) == recalled_bits(1e-9, 3) == 0
+    with pytest.raises(InputError, match="score must be a share from 0 to 1, got 98"):
+        recalled_bits(98.0, 5)
 
 
 @given(length=st.integers(1, 1000), n_letters=st.integers(2, 26), less=st.floats(1e-6, 1e4))

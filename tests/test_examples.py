@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import stateline
 from stateline.compare import Comparison, compare
@@ -247,6 +248,16 @@ def test_official_code_is_trained_at_the_rates_of_our_recipe(task: str, recipe: 
     for step in (0, 1, ours.warmup_steps, ours.steps // 2, ours.steps - 1):
         expected = learning_rate_share(ours, step)
         assert official.share(setting, step) == pytest.approx(expected, abs=0.002)  # its 1e-6
+
+
+def test_states_that_hold_most_of_the_attention_are_counted() -> None:
+    held = example("context_attention").held
+    seen = torch.arange(128) + 1.0
+    equal = torch.ones(128, 128).tril() / seen[:, None]
+    states, alike, share = held(equal)
+    assert states == pytest.approx(alike, abs=0.1)
+    assert share == pytest.approx((100 * (50 / seen[64:])).mean().item())
+    assert held(torch.eye(128)) == pytest.approx([1, alike, 100])
 
 
 @pytest.mark.slow

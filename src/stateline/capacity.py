@@ -79,6 +79,27 @@ def copy_error_bound(bits: int | float, length: int, n_letters: int = 26) -> flo
     return -math.expm1(-missing * math.log(2)) if missing > 0 else 0.0
 
 
+def recalled_bits(score: float, length: int, n_letters: int = 26) -> float:
+    r"""Fewest bits of a state from which this share of random strings is copied.
+
+    .. math:: L \log_2 D + \log_2 \mathrm{score}
+
+    The inverse of :func:`copy_error_bound`; 0 if it is negative, as if nothing is copied.
+
+    Args:
+        score: Share of strings that are copied, 0 to 1.
+        length: L, letters per string.
+        n_letters: D, size of the alphabet; all letters are equally likely.
+
+    Example:
+        >>> recalled_bits(0.5, length=5, n_letters=2)
+        4.0
+    """
+    if not 0 <= score <= 1:
+        raise InputError(f"score must be a share from 0 to 1, got {score}")
+    return max(0.0, length * math.log2(n_letters) + math.log2(score)) if score else 0.0
+
+
 def copy_error(model: LanguageModel, length: int, n_letters: int = 26) -> float:
     """Lower bound on the share of random strings of ``length`` letters that a model fails to copy.
 

@@ -16,7 +16,7 @@ from stateline.papers.plan import check_columns, resolve
 from stateline.papers.record import measure
 from stateline.papers.table import Column, Table, TableRow, find_table, find_tables, make_table
 from stateline.pattern import parse_pattern
-from stateline.runs.results import CurvePoint, RunRecord, TaskRecord
+from stateline.runs.results import CapacityRecord, CurvePoint, RunRecord, TaskRecord
 from stateline.tasks import TASKS, GeneratedTask, LabelledTask, RowsTask, Task, make_task
 from stateline.train.config import TrainConfig
 
@@ -150,11 +150,38 @@ def test_a_column_measures_what_it_says() -> None:
         Column(updates_to=0.8): None,
         Column(count="parameters"): 70,
         Column(count="needed_bits"): None,
+        Column(count="kept_bits"): None,
     }
     for column, wanted in measured.items():
         assert measure(column, run, task) == wanted, column
     with pytest.raises(InputError, match="no score 'x', which a column asks for"):
         measure(Column(score="x"), run, task)
+
+
+def test_bits_of_a_state_are_those_that_copies_prove_and_those_that_are_kept() -> None:
+    task = TaskRecord(
+        **{"spec": "copying(max_len=4, n_letters=2)", "name": "copying", "title": "", "about": ""},
+        **{"metric": "string_accuracy", "higher_is_better": True, "solved_at": 0.95},
+        **{"train_length": 4, "eval_lengths": [4, 8, 16], "data": {}, "baselines": {}},
+    )
+    run = RunRecord(
+        **{"model": "m", "task": task.spec, "seed": 0, "d_model": 8, "parameters": 70},
+        **{"parameters_wanted": 70, "steps": 30, "stopped": "finished", "seconds": 2.5},
+        **{"tokens_per_second": 1.0, "steps_to_solve": None, "curve": []},
+        by_length={n: {"string_accuracy": own} for n, own in ((4, 1.0), (8, 0.125), (16, 0.0))},
+        capacity=CapacityRecord(numbers=30, needed=2, by_bits={2: 1.0}),
+    )
+    assert measure(Column(count="recalled_bits"), run, task) == 5  # of 8 letters, an eighth
+    assert measure(Column(count="kept_bits"), run, task) == 60
+
+
+@pytest.mark.parametrize(
+    "task", ["induction_head", "copying(mixed=true)", "copying(metric=character_accuracy)"]
+)
+def test_only_copies_of_whole_strings_prove_bits(task: str) -> None:
+    row = make_table(SOUND, Path("t.yaml")).rows_of("laptop")[0]
+    with pytest.raises(InputError, match="row 'a' has no recalled_bits: they are of copying"):
+        check_columns(row, [Column(count="recalled_bits")], TrainConfig(), make_task(task))
 
 
 def test_a_task_that_improves_downwards_reaches_its_goal_from_above() -> None:

@@ -9,11 +9,13 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import field
 
+from stateline.capacity import recalled_bits
 from stateline.errors import InputError
 from stateline.files import regular_file, write_text
 from stateline.papers.table import Column, Size, Table, TableRow, row_name
 from stateline.runs.record import Record
 from stateline.runs.results import Results, RunRecord, TaskRecord, to_json
+from stateline.tasks import Copying, make_task
 
 FORMAT = "stateline-table-1"
 
@@ -117,8 +119,12 @@ class TableRecord(Record, frozen=True, kw_only=True):
 
 def measure(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
     """The value of a run in a column; ``None`` if there is none."""
-    if column.count == "needed_bits":
-        return None if run.capacity is None else run.capacity.needed
+    if column.count == "recalled_bits":
+        return _recalled(run, task)
+    if column.count in ("needed_bits", "kept_bits"):
+        if run.capacity is None or run.capacity.needed is None:
+            return None
+        return run.capacity.needed * (run.capacity.numbers if column.count == "kept_bits" else 1)
     if column.count:
         return getattr(run, column.count)
     if column.updates_to is not None:
@@ -133,6 +139,15 @@ def measure(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
     if value is None or column.form == "plain":
         return value
     return 100 * (1 - value) if column.form == "error" else 100 * value
+
+
+def _recalled(run: RunRecord, task: TaskRecord) -> float:
+    """The most bits, over all lengths, that the copied strings prove."""
+    copying = make_task(task.spec)
+    assert isinstance(copying, Copying)  # as plan_table has checked
+    letters = copying.n_letters
+    scores = ((length, own[task.metric]) for length, own in run.by_length.items())
+    return max(recalled_bits(score or 0.0, length, letters) for length, score in scores)
 
 
 def _lower(column: Column, tasks: Iterable[TaskRecord]) -> bool:

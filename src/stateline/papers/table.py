@@ -50,8 +50,9 @@ class Column(_Part, frozen=True, kw_only=True):
         score: Name of the score; by default the task's metric.
         after: Take the metric at the training length after this number of updates.
         updates_to: Count the updates until the metric at the training length is as good as this.
-        count: Take ``parameters``, ``seconds`` (of the updates) or ``needed_bits`` (per number of
-            the state).
+        count: Take ``parameters``, ``seconds`` (of the updates), ``needed_bits`` (per number of
+            the state), ``kept_bits`` (of all numbers that a solved task needs) or
+            ``recalled_bits`` (the most, over the lengths, that copies of whole strings prove).
         form: ``percent`` multiplies by 100; ``error`` is 100 times the distance to 1.
         solved: The value from which a seed has solved the task, at least or, of errors and losses,
             at most, where some seeds do and others do not; the result is then the share of seeds
@@ -63,7 +64,7 @@ class Column(_Part, frozen=True, kw_only=True):
     score: str = ""
     after: int | None = None
     updates_to: float | None = None
-    count: Literal["", "parameters", "seconds", "needed_bits"] = ""
+    count: Literal["", "parameters", "seconds", "needed_bits", "kept_bits", "recalled_bits"] = ""
     form: Literal["plain", "percent", "error"] = "plain"
     solved: float | None = None
     title: str = ""
