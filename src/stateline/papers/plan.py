@@ -9,7 +9,7 @@ from stateline.compare.recipe import read_recipe
 from stateline.errors import InputError
 from stateline.papers.table import Column, Size, Table, TableRow
 from stateline.pattern import canonical_pattern, format_pattern, parse_pattern
-from stateline.tasks import Copying, Task, make_task
+from stateline.tasks import Task, make_task
 from stateline.train.config import TrainConfig
 
 HERE = "data/"
@@ -49,7 +49,7 @@ def check_columns(
         if column.score and (names := task.score_names()) and column.score not in names:
             known = ", ".join(sorted(names))
             raise InputError(f"row {row.name!r} has no score {column.score!r}, but {known}")
-        if column.count == "recalled_bits" and not _copies(task):
+        if column.count == "recalled_bits" and not task.copied_letters:
             raise InputError(
                 f"row {row.name!r} has no recalled_bits: they are of copying with string_accuracy, "
                 "of one length per score (without mixed)"
@@ -60,12 +60,6 @@ def check_columns(
                 f"row {row.name!r} is scored every {every} of {steps} updates, so not after "
                 f"{after}: change after or train.eval_every"
             )
-
-
-def _copies(task: Task) -> bool:
-    """Whether its score is the share of whole strings of one length that are copied."""
-    kind = type(task) is Copying and task.answer_len is None and not task.mixed
-    return kind and task.metric == "string_accuracy"
 
 
 def resolve(row: TableRow, table: Table, size: Size, recipes: Path) -> tuple[Recipe, str]:

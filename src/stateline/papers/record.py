@@ -15,7 +15,7 @@ from stateline.files import regular_file, write_text
 from stateline.papers.table import Column, Size, Table, TableRow, row_name
 from stateline.runs.record import Record
 from stateline.runs.results import Results, RunRecord, TaskRecord, to_json
-from stateline.tasks import Copying, make_task
+from stateline.tasks import make_task
 
 FORMAT = "stateline-table-1"
 
@@ -143,9 +143,7 @@ def measure(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
 
 def _recalled(run: RunRecord, task: TaskRecord) -> float:
     """The most bits, over all lengths, that the copied strings prove."""
-    copying = make_task(task.spec)
-    assert isinstance(copying, Copying)  # as plan_table has checked
-    letters = copying.n_letters
+    letters = make_task(task.spec).copied_letters
     scores = ((length, own[task.metric]) for length, own in run.by_length.items())
     return max(recalled_bits(score or 0.0, length, letters) for length, score in scores)
 
