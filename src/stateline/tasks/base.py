@@ -228,6 +228,14 @@ class Task(metaclass=Checked):
         """Number of problems in ``batches`` evaluation batches; 0 if that is not known."""
         return 0
 
+    @property
+    def copied_letters(self) -> int:
+        """Size of the alphabet if the score is the share of random strings that are copied.
+
+        The strings of a score have one length; 0 for all other scores.
+        """
+        return 0
+
     def chance(self, batches: int = 8) -> float:
         """Share of right answers of a guess: by default, always the most frequent answer.
 

@@ -86,6 +86,12 @@ class Copying(CopyTask):
     mixed: bool = False
     metric: Literal["string_accuracy", "character_accuracy"] = "string_accuracy"
 
+    @property
+    def copied_letters(self) -> int:
+        """Size of the alphabet, if whole strings of one length are scored."""
+        whole = self.metric == "string_accuracy" and self.answer_len is None
+        return self.n_letters if whole and not self.mixed else 0
+
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index``; with ``mixed``, of any training length."""
         if self.mixed and length == self.max_len:
