@@ -14,7 +14,10 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import yaml
 
+from stateline.charts.chart import Axis, Chart
 from stateline.charts.export import write_charts
+from stateline.charts.lines import Line, Point, line_chart
+from stateline.charts.style import styled
 from stateline.cli.reproduce import RECORDS
 from stateline.errors import InputError
 from stateline.files import write_text
@@ -47,6 +50,26 @@ BEGIN, END = "<!-- claims: made by make ledger -->", "<!-- end of claims -->"
 Unmeasured = Literal["needs a GPU", "needs data", "not run"]
 
 
+class PaperPlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Points of the paper's plot, of a model of its own size: they get their own chart.
+
+    Attributes:
+        x: Title of the axis.
+        y: What is measured.
+        points: Places and values.
+    """
+
+    x: str
+    y: str
+    points: list[tuple[float, float]]
+
+    @property
+    def words(self) -> str:
+        """The points in words."""
+        places, values = (", ".join(map(number, own)) for own in zip(*self.points, strict=True))
+        return f"{self.y} {values} at {places} ({self.x})"
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A claim of a paper, or a part of its experiments.
 
@@ -63,6 +86,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         place: Where in the paper.
         claim: What the paper says, in a sentence.
         paper: Its figures, if the record does not have them.
+        plot: The points of its plot.
         sure: How sure we are of them.
         size: The size of the recorded result.
         command: How to measure it; by default that of the table.
@@ -85,6 +109,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     place: str = ""
     claim: str = ""
     paper: str = ""
+    plot: PaperPlot | None = None
     sure: str = ""
     size: Literal["laptop", "paper", "-"] = "laptop"
     command: str = ""
@@ -302,6 +327,8 @@ def _section(entry: Entry) -> str:
     ]
     if (name := _chart(entry)) and (PAGES / name).exists():
         lines += [f"![{_capital(entry.place)}: our figures]({name})"]
+        if claim.plot:
+            lines += [f"![{_capital(entry.place)}: the paper's figures]({_beside(name)})"]
     chances = ", ".join(f"{own.chance:.2g}" for own in entry.judged)
     counted = _capital(seeds(shown, record.unit))
     how = (
@@ -381,8 +408,9 @@ def _cell(record: TableRecord, row: RecordedRow, column: int) -> str:
 def _given(entry: Entry, shown: Sequence[RecordedRow]) -> str:
     """The paper's figures in a sentence, or what the brackets hold."""
     sure = entry.claim.sure or (entry.table.sure if entry.table else "")
-    if entry.claim.paper:
-        return f"The paper: {entry.claim.paper} ({sure})."
+    plot = entry.claim.plot
+    if told := entry.claim.paper or (plot.words if plot else ""):
+        return f"The paper: {told} ({sure})."
     known = any(figure is not None for row in shown for figure in row.paper)
     return f"In brackets: the paper ({sure})." if known else ""
 
@@ -407,6 +435,18 @@ def _chart(entry: Entry) -> str:
     return f"charts/{claim.table.replace('/', '-')}.svg" if drawn else ""
 
 
+def _beside(name: str) -> str:
+    """Where the chart of the paper's own points lies."""
+    return name.replace(".svg", "-paper.svg")
+
+
+def _paper_chart(plot: PaperPlot, title: str) -> Chart:
+    """The paper's own points: its models, data and scores are not ours."""
+    (model,) = styled(["the paper"])
+    line = Line(model, [Point(x, [y]) for x, y in plot.points])
+    return line_chart("", title, [], [line], (Axis(plot.x), Axis(plot.y)))
+
+
 def draw_charts() -> None:
     """Draw the charts of all claims again."""
     for path in CLAIMS:
@@ -415,6 +455,10 @@ def draw_charts() -> None:
                 first = draw(entry.table, entry.record)[0]
                 file = PAGES / name
                 write_charts([first._replace(name=file.stem)], file.parent, ["svg"])
+                if entry.claim.plot:
+                    theirs = _paper_chart(entry.claim.plot, f"{entry.table.paper}, {entry.place}")
+                    name = Path(_beside(file.name)).stem
+                    write_charts([theirs._replace(name=name)], file.parent, ["svg"])
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -201,6 +201,15 @@ def test_charts_of_claims_are_drawn() -> None:
     for entry in measured():
         if name := ledger._chart(entry):
             assert (ledger.PAGES / name).is_file(), "run make ledger"
+            beside = ledger.PAGES / ledger._beside(name)
+            assert beside.is_file() is (entry.claim.plot is not None), "run make ledger"
+
+
+def test_the_paper_s_own_points_are_words_and_a_chart_of_their_own() -> None:
+    plot = ledger.PaperPlot("state size", "perplexity", [(8, 11.95), (16, 11.57)])
+    assert plot.words == "perplexity 11.95, 11.57 at 8, 16 (state size)"
+    drawn = ledger._paper_chart(plot, "a figure")
+    assert [(own["x"], own["y"]) for own in drawn.rows] == [(8, 11.95), (16, 11.57)]
 
 
 @pytest.mark.parametrize(
