@@ -2,6 +2,7 @@
 
 Run it: python examples/two_checkouts.py OLD NEW
 or:     python examples/two_checkouts.py OLD NEW --decode session --rows 1 --model mamba 64
+or:     python examples/two_checkouts.py OLD NEW --losses --updates 3
 
 OLD and NEW are folders with a checkout (``git worktree add OLD COMMIT`` makes one). A process for
 each of them trains the model on one thread by the public functions, so times include batches,
@@ -15,6 +16,9 @@ older checkouts also have.
 nothing between tokens. A turn is ``--tokens`` tokens
 after a prompt of eight; without ``--model``, one block of every layer in both checkouts decodes at
 width 64.
+
+``--losses`` compares results: the losses of the first updates of every recipe that both checkouts
+have and whose data are here, each trained from the seed of its recipe as its own checkout reads it.
 """
 
 import argparse
@@ -102,6 +106,37 @@ for name in LAYERS:
         print(name)
     except Exception:
         pass  # it has no steps, or cannot be a language model alone
+"""
+
+LOSSES = """
+import sys
+import torch
+from stateline import TrainConfig, make_task
+from stateline.compare.recipe import read_models, read_recipe
+from stateline.models.factory import make_model
+from stateline.train.loop import train
+
+updates = int(sys.argv[1])
+torch.set_num_threads(1)
+for path in sys.argv[2:]:
+    losses = []
+    try:
+        recipe, spec = read_recipe(path)
+        (own,) = read_models([recipe])
+        task = make_task(spec or "text")
+        torch.manual_seed(0)
+        model = make_model(task.model_config(own.pattern, dict(own.model)))
+        config = TrainConfig(**{**own.train, "log_every": 1, "eval_every": 0})
+        train(
+            model,
+            task,
+            config,
+            on_log=lambda metrics: losses.append(metrics.loss),
+            interrupted=lambda: len(losses) >= updates,
+        )
+        print(*losses[:updates], flush=True)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}".splitlines()[0], flush=True)
 """
 
 HARD_ALIBI = "attention(position=hard_alibi, n_heads=8)"
@@ -210,9 +245,42 @@ def common_layers(old: Path, new: Path) -> list[str]:
     return [name for name in found[0] if name in found[1]]
 
 
+def compare_losses(given: argparse.Namespace) -> None:
+    """Print a line for each recipe whose losses differ or cannot be computed, and their number."""
+    names = sorted(
+        str(path.relative_to(given.new))
+        for path in (given.new / "recipes").rglob("*.yaml")
+        if not {"tables", "paper"} & set(path.parts) and path.match(given.recipes)
+    )
+    names = [name for name in names if (given.old / name).exists()]
+    found = []
+    for folder in (given.old, given.new):
+        arguments = [str(given.updates), *(str((folder / name).resolve()) for name in names)]
+        command = [sys.executable, "-c", LOSSES, *arguments]
+        run = subprocess.run(
+            command, env=environment(folder), stdout=subprocess.PIPE, text=True, check=True
+        )
+        found.append(run.stdout.splitlines())
+    same = 0
+    for name, *lines in zip(names, *found, strict=True):
+        try:
+            old, new = ([float(loss) for loss in line.split()] for line in lines)
+        except ValueError:
+            print(f"{name}: {' | '.join(line[:90] for line in lines)}")
+            continue
+        same += old == new
+        if old != new:
+            apart = max(abs(a - b) / abs(a) for a, b in zip(old, new, strict=True))
+            print(f"{name}: {apart:.1e} of the loss apart")
+    print(f"{same} of {len(names)} recipes have the same losses to the bit")
+
+
 def main(given: argparse.Namespace) -> None:
     """Compare what the options name."""
-    (compare_decoding if given.decode else compare_updates)(given)
+    if given.losses:
+        compare_losses(given)
+    else:
+        (compare_decoding if given.decode else compare_updates)(given)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -223,6 +291,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--model", nargs=2, action="append", metavar=("PATTERN", "WIDTH"))
     parser.add_argument("--task", nargs=2, action="append", metavar=("TASK", "UPDATES"))
     parser.add_argument("--updates", type=int, default=20, help="or turns that are measured")
+    parser.add_argument("--losses", action="store_true", help="of the recipes, in place of times")
+    parser.add_argument("--recipes", default="*.yaml", help="recipes whose losses are compared")
     parser.add_argument("--decode", choices=("session", "step_"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1], help="that decode together")
     parser.add_argument("--tokens", type=int, default=100, help="of a turn of decoding")

@@ -157,6 +157,13 @@ def test_two_checkouts_train_in_turns(capsys: pytest.CaptureFixture[str]) -> Non
     assert float(total.split()[-1][:-1]) > 0
 
 
+def test_losses_of_two_checkouts_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    timed, here = example("two_checkouts"), str(EXAMPLES.parent)
+    asked = ["--losses", "--updates", "1", "--recipes", "h3/associative_recall.yaml"]
+    timed.main(timed.arguments().parse_args([here, here, *asked]))
+    assert capsys.readouterr().out == "1 of 1 recipes have the same losses to the bit\n"
+
+
 @pytest.mark.slow
 def test_packed_rows_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["lstm", "--length=64", "--rows=2", "--d_model=8", "--rounds=1"]
