@@ -11,7 +11,8 @@ published models, as transformers writes them. The fifth peer is the installed t
 not there is named.
 
 Models of an update have four layers and are trained on the same tokens by the same AdamW with
-clipping, in bfloat16 by autocast; ours has rotary positions, nanoGPT learned ones. A prompt is read
+clipping, in bfloat16 by autocast, ours without looking for numbers that are not finite, as in
+training (``all_or_nothing``); ours has rotary positions, nanoGPT learned ones. A prompt is read
 until its next token is known: by ``prefill`` and a step of a ``Session``, and by one call of
 transformers that computes the last logits alone. A turn of decoding goes on after the turn before,
 in the precision of the weights.
@@ -41,6 +42,7 @@ from stateline.bench.timing import Call, interleave, stopwatch
 from stateline.generate import Session, prefill
 from stateline.models.convert.table import load_pretrained
 from stateline.models.factory import make_model
+from stateline.ops import all_or_nothing
 from stateline.train.environment import environment
 
 LAYERS = {
@@ -173,9 +175,10 @@ def update(make: Callable[[], nn.Module], tokens: Tensor, dtype: torch.dtype) ->
     optimizer = torch.optim.AdamW(weights, lr=1e-3, fused=True)
 
     def step() -> None:
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            logits = model(tokens[:, :-1]).float()
-        F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        with all_or_nothing():
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                logits = model(tokens[:, :-1]).float()
+            F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -402,7 +402,7 @@ class TestRegistration:
             ),
             (
                 ("pointwise", "mine", None),
-                "of these names: feed_forward, linear_stepper, rotary, got a",
+                "of these names: feed_forward, linear_stepper, swiglu, rms_norm, rotary, got a",
             ),
         ],
     )
@@ -486,14 +486,15 @@ DECAYING = {
     "forward_chunk": "linear_attention",
     "step": "linear_attention_step",
 }
+NORMED = {verb: f"{functions} rms_norm" for verb, functions in DECAYING.items()}
 REACHED = {
     "aft": dict.fromkeys(("forward", "forward_chunk", "step"), ""),
     "attention": dict.fromkeys(("forward", "forward_chunk", "step"), "attention"),
     "block_recurrent": dict.fromkeys(("forward", "forward_chunk", "step"), "local_attention"),
     "block_state": {
-        "forward": "attention diagonal_ssm discretize fft_conv local_attention",
-        "forward_chunk": "diagonal_ssm discretize fft_conv local_attention",
-        "step": "diagonal_ssm_step discretize local_attention",
+        "forward": "attention diagonal_ssm discretize fft_conv local_attention rms_norm",
+        "forward_chunk": "diagonal_ssm discretize fft_conv local_attention rms_norm",
+        "step": "diagonal_ssm_step discretize local_attention rms_norm",
     },
     "channel_mixing": dict.fromkeys(("forward", "forward_chunk", "step"), ""),
     "diagonal_ssm": DISCRETISED,
@@ -505,11 +506,11 @@ REACHED = {
         "step": "short_conv_step",
     },
     "gated_delta_net": {
-        "forward": "gated_delta_rule short_conv",
-        "forward_chunk": "gated_delta_rule short_conv",
-        "step": "gated_delta_rule_step short_conv_step",
+        "forward": "gated_delta_rule rms_norm short_conv",
+        "forward_chunk": "gated_delta_rule rms_norm short_conv",
+        "step": "gated_delta_rule_step rms_norm short_conv_step",
     },
-    "gated_linear_attention": DECAYING,
+    "gated_linear_attention": NORMED,
     "gss": DIAGONAL,
     "h3": {
         "forward": "diagonal_ssm discretize fft_conv h3_core shift_taps short_conv",
@@ -523,14 +524,16 @@ REACHED = {
         "step": "short_conv_step",
     },
     "kimi_delta_attention": {
-        "forward": "delta_rule short_conv",
-        "forward_chunk": "delta_rule short_conv",
-        "step": "delta_rule_step short_conv_step",
+        "forward": "delta_rule rms_norm short_conv",
+        "forward_chunk": "delta_rule rms_norm short_conv",
+        "step": "delta_rule_step rms_norm short_conv_step",
     },
-    "latent_attention": dict.fromkeys(("forward", "forward_chunk", "step"), "attention rotary"),
-    "lightning_attention": DECAYING,
+    "latent_attention": dict.fromkeys(
+        ("forward", "forward_chunk", "step"), "attention rms_norm rotary"
+    ),
+    "lightning_attention": NORMED,
     "linear_attention": DECAYING,
-    "hgrn2": DECAYING,
+    "hgrn2": NORMED,
     "long_conv": {
         "forward": "fft_conv short_conv",
         "forward_chunk": "fft_conv short_conv",
@@ -549,8 +552,8 @@ REACHED = {
     },
     "mamba3": {"forward": "linear_attention", "forward_chunk": "linear_attention", "step": ""},
     "mlstm": DECAYING,
-    "moe": dict.fromkeys(("forward", "forward_chunk", "step"), ""),
-    "retention": {verb: f"{functions} rotary" for verb, functions in DECAYING.items()},
+    "moe": dict.fromkeys(("forward", "forward_chunk", "step"), "swiglu"),
+    "retention": {verb: f"{functions} rotary" for verb, functions in NORMED.items()},
     "rg_lru": {
         "forward": "selective_scan short_conv",
         "forward_chunk": "selective_scan short_conv",

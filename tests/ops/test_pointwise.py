@@ -10,7 +10,16 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from stateline.errors import InputError
-from stateline.ops import OPS, FeedForwardWeights, attention, feed_forward, linear_stepper, rotary
+from stateline.ops import (
+    OPS,
+    FeedForwardWeights,
+    attention,
+    feed_forward,
+    linear_stepper,
+    rms_norm,
+    rotary,
+    swiglu,
+)
 
 BACKENDS = ["numba", "torch"]
 
@@ -54,6 +63,33 @@ def test_a_feed_forward_of_no_positions_has_gradients(backend: str, shape: tuple
     of_x, *of_weights = torch.autograd.grad(y.sum(), [x, *weights])
     assert of_x.shape == x.shape
     assert not any(gradient.any() for gradient in of_weights)
+
+
+@pytest.mark.parametrize("shape", [(14,), (3, 5, 14), (150, 66)])
+def test_gates_and_norms_are_their_definitions(
+    agrees: Callable[..., None], backend: str, shape: tuple[int, ...]
+) -> None:
+    """Also where the rows are more than a block whose gradients are summed together."""
+    x, weight = normal(*shape).detach(), normal(shape[-1]).detach()
+    agrees(lambda h: swiglu(h, backend=backend), lambda h: swiglu(h, backend="reference"), [4 * x])
+    agrees(
+        lambda x, w: rms_norm(x, w, 1e-5, backend=backend),
+        lambda x, w: rms_norm(x, w, 1e-5, backend="reference"),
+        [x, weight],
+    )
+
+
+def test_no_positions_have_gradients(backend: str) -> None:
+    x, weight = normal(0, 6), normal(6)
+    for y in (swiglu(x, backend=backend), rms_norm(x, weight, 1e-5, backend=backend)):
+        of_x, of_weight = torch.autograd.grad(y.sum(), [x, weight], allow_unused=True)
+        assert of_x.shape == x.shape
+        assert of_weight is None or not of_weight.any()
+
+
+def test_a_gate_needs_two_halves() -> None:
+    with pytest.raises(InputError, match="two halves, got 5 entries"):
+        swiglu(normal(3, 5))
 
 
 def test_calls_that_the_kernels_cannot_run_go_elsewhere() -> None:

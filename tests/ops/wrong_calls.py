@@ -31,8 +31,17 @@ SIZES = {
     "d_value": 5, "d_state": 3, "d_in": 3, "d_out": 4, "d_hidden": 2, "gates": 8, "gate": 4,
     "hidden": 6,
     "pair": 1, "entry": (3,), "copies": 2, "filter": 2, "window": 3,
+    "joint": 6,
 }  # fmt: skip
-PLAIN = {"stride": 2, "rule": "zoh", "size": 3, "block_len": 2, "dropout": 0.0, "soft_cap": 2.0}
+PLAIN = {
+    "stride": 2,
+    "rule": "zoh",
+    "size": 3,
+    "block_len": 2,
+    "dropout": 0.0,
+    "soft_cap": 2.0,
+    "eps": 1e-5,
+}
 OWN = {
     "fft_conv": {"output": 8},
     "h3_core": {"channel": 2, "output": 4},

@@ -8,6 +8,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.decoder import prepared
+from stateline.ops import rms_norm
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root-mean-square normalisation: see :func:`stateline.ops.rms_norm`."""
+
+    weight: nn.Parameter
+    eps: float
+    decodes = False
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Normalise the last axis."""
+        if self.decodes:
+            return torch.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class OffsetRMSNorm(nn.Module):
@@ -21,6 +36,8 @@ class OffsetRMSNorm(nn.Module):
         Gemma Team, "Gemma", 2024; Qwen3-Next calls it zero-centred.
     """
 
+    decodes = False
+
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.eps = eps
@@ -29,7 +46,9 @@ class OffsetRMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Normalise the last axis."""
         scale = self.scale()
-        return F.rms_norm(x.to(scale.dtype), scale.shape, scale, self.eps).to(x.dtype)
+        if self.decodes:
+            return F.rms_norm(x.to(scale.dtype), scale.shape, scale, self.eps).to(x.dtype)
+        return rms_norm(x.to(scale.dtype), scale, self.eps).to(x.dtype)
 
     @prepared
     def scale(self) -> Float[Tensor, " d_model"]:
@@ -58,7 +77,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 NORMS: Mapping[str, Callable[..., nn.Module]] = {
     "layer": lambda d_model, eps=1e-5: nn.LayerNorm(d_model, eps=eps),
-    "rms": lambda d_model, eps=1e-5: nn.RMSNorm(d_model, eps=eps),
+    "rms": lambda d_model, eps=1e-5: RMSNorm(d_model, eps=eps),
     "rms_offset": OffsetRMSNorm,
     "batch": BatchNorm,
     "none": lambda _d_model, _eps=1e-5: nn.Identity(),

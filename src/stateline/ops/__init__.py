@@ -4,6 +4,7 @@ Each op has a folder, and each of its backends a file in it. :data:`OPS` lists t
 """
 
 from stateline.ops.attention import AttentionCache, AttentionMask, attention, attention_step_
+from stateline.ops.containment import all_or_nothing
 from stateline.ops.convolution import slide
 from stateline.ops.delta_rule import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.diagonal_ssm import (
@@ -35,7 +36,14 @@ from stateline.ops.local_attention import LocalWindow, local_attention
 from stateline.ops.lstm import LSTMCell, LSTMWeights, lstm
 from stateline.ops.mimo_ssm import MIMOWeights, mimo_ssm, mimo_ssm_step
 from stateline.ops.op import OPS, register_backend
-from stateline.ops.pointwise import FeedForwardWeights, feed_forward, linear_stepper, rotary
+from stateline.ops.pointwise import (
+    FeedForwardWeights,
+    feed_forward,
+    linear_stepper,
+    rms_norm,
+    rotary,
+    swiglu,
+)
 from stateline.ops.selective_scan import (
     ScanSignals,
     selective_scan,
@@ -65,6 +73,7 @@ __all__ = [
     "MIMOWeights",
     "SLSTMCell",
     "ScanSignals",
+    "all_or_nothing",
     "attention",
     "attention_step_",
     "delta_rule",
@@ -99,6 +108,7 @@ __all__ = [
     "mimo_ssm",
     "mimo_ssm_step",
     "register_backend",
+    "rms_norm",
     "rotary",
     "selective_scan",
     "selective_scan_step",
@@ -109,5 +119,6 @@ __all__ = [
     "short_conv_stepper",
     "slide",
     "slstm",
+    "swiglu",
     "use_backend",
 ]

@@ -45,7 +45,11 @@ _discarded = ContextVar("discarded", default=False)
 
 @contextmanager
 def all_or_nothing() -> Iterator[None]:
-    """Contain nothing inside: the caller discards all results if one number is not finite."""
+    """Contain nothing inside: the caller discards all results if one number is not finite.
+
+    For training loops, which discard an update whose loss or gradient is not finite. It saves a sum
+    over the outputs of every op and one over their gradients.
+    """
     before = _discarded.set(True)
     try:
         yield

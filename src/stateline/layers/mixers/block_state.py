@@ -19,6 +19,7 @@ from stateline.layers.mixers.long_conv import ImplicitFilters
 from stateline.layers.mixers.s4 import S4SSM
 from stateline.layers.mixers.s5 import S5SSM
 from stateline.layers.mixers.sliding_attention import SlidingAttentionState
+from stateline.layers.norm import RMSNorm
 from stateline.ops import LocalWindow, attention, local_attention
 from stateline.settings import Choice, Count
 
@@ -209,7 +210,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         full, heads = its.lift == "full", n_heads * self.cross.d_head
         self.w_lift = nn.Parameter(torch.randn(d_ssm, d_model) / d_ssm**0.5) if full else None
         width, readers = d_model if full else d_ssm, n_heads if variant == "mh" else 1
-        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.norm = RMSNorm(width, eps=1e-6)
         self.w_kv = nn.Parameter(torch.randn(readers, width, 2 * heads // readers) / width**0.5)
         self.initial = nn.Parameter(torch.randn(n_states, d_ssm)) if variant == "mf" else None
         self.ids = nn.Parameter(torch.randn(n_states, width)) if variant == "mf" else None

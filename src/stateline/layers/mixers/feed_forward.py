@@ -12,7 +12,7 @@ from stateline.layers.base import SequenceLayer
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import scaled_linear
 from stateline.layers.plain import is_plain_with_bias
-from stateline.ops import FeedForwardWeights, feed_forward
+from stateline.ops import FeedForwardWeights, feed_forward, swiglu
 from stateline.settings import Count, Fraction
 
 Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "geglu_exact"]
@@ -31,8 +31,10 @@ def default_hidden(d_model: int, activation: str) -> int:
     return 8 * round(d_model / 3) if activation in GATED else 4 * d_model
 
 
-def activated(h: Float[Tensor, "*batch hidden"], activation: str) -> Tensor:
+def activated(h: Float[Tensor, "*batch hidden"], activation: str, *, decodes: bool) -> Tensor:
     """The nonlinearity of a feed-forward; gates take the first half of the entries."""
+    if activation == "swiglu" and not decodes:  # not for one token
+        return swiglu(h)
     if activation in GATED:
         gate, h = h.chunk(2, dim=-1)
         if activation == "swiglu":
@@ -129,5 +131,5 @@ class FeedForward(Positionwise):
         pays = self.activation == "gelu" and x.ndim > 2  # not for one token
         if pays and not self.dropout.rate and is_plain_with_bias(a) and is_plain_with_bias(b):
             return feed_forward(x, FeedForwardWeights(a.weight, a.bias, b.weight, b.bias))
-        h = activated(a(x), self.activation)
+        h = activated(a(x), self.activation, decodes=self.decodes)
         return b(self.dropout(h) if self.dropout.rate else h)

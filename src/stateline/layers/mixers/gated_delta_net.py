@@ -18,7 +18,7 @@ from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
-from stateline.layers.norm import unit_length
+from stateline.layers.norm import RMSNorm, unit_length
 from stateline.ops import (
     GatedDeltaSignals,
     gated_delta_rule,
@@ -124,7 +124,7 @@ class GatedDeltaNet(ConvolvedHeads):
         if gated:
             self.dt_bias = nn.Parameter(initial_step_bias(n_heads))
             self.a_log = nn.Parameter((16 * (1 - torch.rand(n_heads))).log())
-        self.norm = nn.RMSNorm(self.d_value, eps=norm_eps)
+        self.norm = RMSNorm(self.d_value, eps=norm_eps)
         self.out_proj = Linear(self.d_values, d_model, bias=False)
 
     @property

@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
+from stateline.layers.norm import RMSNorm
 from stateline.ops.linear_attention import SHORT
 from stateline.settings import Count, Factor, NotNegative, Positive
 
@@ -58,7 +59,7 @@ class GatedLinearAttention(MatrixAttention):
         self.sizes = [n_heads * d for d in (d_key, d_key, d_value, d_value)] + [rank]
         self.in_proj = Linear(d_model, self.sizes, bias=False, heads=[n_heads] * 4 + [1])
         self.decay_proj = Linear(rank, n_heads * d_key)
-        self.norm = nn.RMSNorm(d_value, eps=norm_eps)
+        self.norm = RMSNorm(d_value, eps=norm_eps)
         self.out_proj = Linear(n_heads * d_value, d_model, bias=False)
 
     def signals(self, x: Tensor, *_: Any) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer
 from stateline.layers.decoder import prepared
-from stateline.layers.norm import OffsetRMSNorm
+from stateline.layers.norm import OffsetRMSNorm, RMSNorm
 from stateline.ops import rotary as turn
 from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.positions import RopeScaling, frequencies, rotation
@@ -357,7 +357,7 @@ class Rms(HeadNorm):
 
     def norm(self, n_heads: int, d_head: int) -> nn.Module:  # noqa: ARG002
         """The norm of heads."""
-        return nn.RMSNorm(d_head, eps=self.eps)
+        return RMSNorm(d_head, eps=self.eps)
 
 
 class Offset(HeadNorm):
@@ -377,7 +377,7 @@ class Joint(HeadNorm):
 
     def norm(self, n_heads: int, d_head: int) -> nn.Module:
         """The norm of heads."""
-        return nn.RMSNorm(n_heads * d_head, eps=self.eps)
+        return RMSNorm(n_heads * d_head, eps=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)

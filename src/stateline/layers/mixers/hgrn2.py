@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.linear_attention import LinearAttentionState, MatrixAttention, expanded
+from stateline.layers.norm import RMSNorm
 from stateline.ops.linear_attention import SHORT
 from stateline.settings import Count, Factor, Fraction, NotNegative
 
@@ -68,7 +69,7 @@ class HGRN2(MatrixAttention):
         self.bound = nn.Parameter(begin) if learns_bound else None
         self.sizes = [n_heads * d_key, n_heads * d_key, d_model]
         self.in_proj = Linear(d_model, self.sizes, bias=False, heads=n_heads)
-        self.norm = nn.RMSNorm(d_model, eps=norm_eps)
+        self.norm = RMSNorm(d_model, eps=norm_eps)
         self.out_proj = Linear(d_model, d_model, bias=False)
 
     def signals(self, x: Tensor, state: LinearAttentionState, *_: Any) -> tuple[Any, ...]:

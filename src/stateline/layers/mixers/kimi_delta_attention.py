@@ -16,7 +16,7 @@ from stateline.layers.mixers.gated_delta_net import GatedDeltaNetState
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
-from stateline.layers.norm import unit_length
+from stateline.layers.norm import RMSNorm, unit_length
 from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
 from stateline.settings import Count, NotNegative
@@ -80,7 +80,7 @@ class KimiDeltaAttention(ConvolvedHeads):
         self.gate_proj = Linear(self.rank, inner, bias=False)
         self.dt_bias = nn.Parameter(initial_step_bias(inner))
         self.a_log = nn.Parameter(torch.empty(n_heads).uniform_(1, 16).log())
-        self.norm = nn.RMSNorm(self.d_head, eps=norm_eps)
+        self.norm = RMSNorm(self.d_head, eps=norm_eps)
         self.out_proj = Linear(inner, d_model, bias=False)
 
     @property

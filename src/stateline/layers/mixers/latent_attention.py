@@ -6,13 +6,14 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, RotatesHeads, appended, head_sizes, joined, scaled
+from stateline.layers.norm import RMSNorm
 from stateline.layers.plain import is_plain
 from stateline.ops import AttentionMask, attention
 from stateline.ops.attention import check_room
@@ -101,7 +102,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState], RotatesHeads):
         width = n_heads * (self.d_head + self.d_rotary)
         self.q_proj = Linear(d_model, width, bias=False, heads=n_heads)
         self.down_proj = Linear(d_model, [self.d_latent, self.d_rotary], bias=False)
-        self.norm = nn.RMSNorm(self.d_latent, eps=norm_eps)
+        self.norm = RMSNorm(self.d_latent, eps=norm_eps)
         width = 2 * n_heads * self.d_head
         self.up_proj = Linear(self.d_latent, width, bias=False, heads=n_heads, turns=2)
         self.out_proj = Linear(n_heads * self.d_head, d_model, bias=False)

@@ -5,12 +5,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from stateline.layers.decoder import prepared
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.linear_attention import MatrixAttention
+from stateline.layers.norm import RMSNorm
 from stateline.settings import Count, NotNegative
 
 
@@ -56,7 +57,7 @@ class LightningAttention(MatrixAttention):
         self.decay_scale, self.norm_eps = decay_scale, norm_eps
         self.qkv = Linear(d_model, 3 * n_heads * self.d_head, bias=False, heads=n_heads, turns=3)
         self.gate_proj = Linear(d_model, n_heads * self.d_head, bias=False)
-        self.norm = nn.RMSNorm(n_heads * self.d_head, eps=norm_eps)
+        self.norm = RMSNorm(n_heads * self.d_head, eps=norm_eps)
         self.out_proj = Linear(n_heads * self.d_head, d_model, bias=False)
 
     @prepared

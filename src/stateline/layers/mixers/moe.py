@@ -173,7 +173,8 @@ class MoE(Positionwise):
         counts = (chosen.flatten()[:, None] == experts).sum(dim=0)
         order = chosen.flatten().argsort(stable=True)  # positions in the order of their experts
         hidden = grouped_linear(rows[order // self.top_k], self.in_weight, counts)
-        found = grouped_linear(activated(hidden, self.activation), self.out_weight, counts)
+        hidden = activated(hidden, self.activation, decodes=self.decodes)
+        found = grouped_linear(hidden, self.out_weight, counts)
         found = found[order.argsort()].unflatten(0, (-1, self.top_k))
         y = (weights.to(found.dtype)[..., None] * found).sum(dim=1)
         if self.training and torch.is_grad_enabled() and its.balance and len(rows):

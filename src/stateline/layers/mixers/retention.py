@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from stateline.errors import InputError
@@ -15,6 +15,7 @@ from stateline.layers.documents import Documents, count_positions
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, RotatesHeads
 from stateline.layers.mixers.linear_attention import MatrixAttention, expanded
+from stateline.layers.norm import RMSNorm
 from stateline.settings import Count, Factor, NotNegative
 
 
@@ -72,7 +73,7 @@ class Retention(MatrixAttention, RotatesHeads):
         self.in_proj = Linear(
             d_model, [d_model] * 2 + [n_heads * d_value] * 2, bias=False, heads=n_heads
         )
-        self.norm = nn.RMSNorm(d_value, eps=norm_eps)
+        self.norm = RMSNorm(d_value, eps=norm_eps)
         self.out_proj = Linear(n_heads * d_value, d_model, bias=False)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> RetentionState:

@@ -10,6 +10,7 @@ from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, require_same_width
 from stateline.layers.compose import Composite, Stack
 from stateline.layers.linear import Linear
+from stateline.layers.norm import RMSNorm
 from stateline.settings import NotNegative
 
 Join = Literal["sum", "norm", "hymba", "adapter"]
@@ -75,7 +76,7 @@ class Parallel(Composite):
             raise InputError(f'keeps must be different numbers, such as "1 4", got {keeps!r:.60}')
         width, count = core.d_model, len(self.links)
         normed = count if join in ("norm", "hymba") else 0
-        self.norms = nn.ModuleList(nn.RMSNorm(width, eps=norm_eps) for _ in range(normed))
+        self.norms = nn.ModuleList(RMSNorm(width, eps=norm_eps) for _ in range(normed))
         adapted = count - 1 if join == "adapter" else 0
         self.adapters = nn.ModuleList(Linear(width, width) for _ in range(adapted))
         self.out_proj = Linear(width, width, bias=False) if join == "hymba" else None

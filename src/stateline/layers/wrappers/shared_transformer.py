@@ -20,6 +20,7 @@ from stateline.layers.linear import Linear
 from stateline.layers.mixers.attention import Attention
 from stateline.layers.mixers.feed_forward import FeedForward
 from stateline.layers.mixers.heads import PLAIN_ROPE, Rope
+from stateline.layers.norm import RMSNorm
 from stateline.settings import Count, NotNegative
 
 
@@ -65,10 +66,10 @@ class TransformerWeights(nn.Module):
 
     def __init__(self, d_model: int, d_hidden: int, *, bias: bool, norm_eps: float) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(2 * d_model, eps=norm_eps)
+        self.norm = RMSNorm(2 * d_model, eps=norm_eps)
         self.qkv = Linear(2 * d_model, [2 * d_model] * 3, bias=False)
         self.out_proj = Linear(2 * d_model, d_model, bias=False)
-        self.feed_forward_norm = nn.RMSNorm(d_model, eps=norm_eps)
+        self.feed_forward_norm = RMSNorm(d_model, eps=norm_eps)
         self.up = Linear(d_model, [d_hidden] * 2, bias=bias)
         self.down = Linear(d_hidden, d_model, bias=bias)
 

@@ -1,4 +1,4 @@
-"""Functions of single positions: linear map, feed-forward with GELU, rotation of pairs."""
+"""Functions of single positions: linear map, feed-forward with GELU, SwiGLU, norm, rotation."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -115,6 +115,68 @@ def linear_stepper(
     """
     step: Callable[[Tensor], Tensor] = backend(weight, bias)
     return step
+
+
+def _halves(h: Tensor) -> str:
+    """Why the entries are not two halves, or an empty string."""
+    return f"the last axis needs two halves, got {h.shape[-1]} entries" if h.shape[-1] % 2 else ""
+
+
+@bound(OP, _halves)
+def swiglu(
+    h: Float[Tensor, "*batch joint"], *, backend: Backend = "auto"
+) -> Float[Tensor, "*batch hidden"]:
+    r"""Gate one half of the entries by the other.
+
+    .. math:: y_j = \mathrm{silu}(h_j)\, h_{j+n}, \qquad \mathrm{silu}(g) = g / (1 + e^{-g})
+        \qquad (j < n)
+
+    Args:
+        h: 2n entries of each position: the gates, then what they multiply.
+
+    Returns:
+        n entries of each position.
+
+    Example:
+        >>> import torch
+        >>> swiglu(torch.tensor([1.0, 2.0]))
+        tensor([1.4621])
+
+    References:
+        Shazeer, "GLU Variants Improve Transformer", 2020.
+    """
+    return backend(h)
+
+
+@bound(OP)
+def rms_norm(
+    x: Float[Tensor, "*batch d_model"],
+    weight: Float[Tensor, " d_model"],
+    eps: float,
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "*batch d_model"]:
+    r"""Normalise each position by its root mean square.
+
+    .. math:: y = w \odot x / \sqrt{\mathrm{mean}(x^2) + \epsilon}
+
+    Args:
+        x: Inputs.
+        weight: w.
+        eps: :math:`\epsilon`.
+
+    Returns:
+        As ``torch.nn.functional.rms_norm``.
+
+    Example:
+        >>> import torch
+        >>> rms_norm(torch.tensor([1.0, 7.0]), torch.ones(2), 0.0)
+        tensor([0.2000, 1.4000])
+
+    References:
+        Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+    """
+    return backend(x, weight, eps)
 
 
 def _pairs_fit(x: Tensor, cos: Tensor, sin: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Linear map of a few rows, feed-forward and rotation, each in one pass over memory: in numba.
+"""Functions of single positions, each in one pass over memory: in numba.
 
 To read the weight of a map, MKL takes 1.4 to 3 times as long on processors of AMD, and oneDNN in
 bfloat16 twice as long as the kernel.
@@ -24,10 +24,19 @@ from stateline.ops.numba_common.launch import (
     strided,
 )
 from stateline.ops.pointwise import READ, FeedForwardWeights
-from stateline.ops.pointwise.numba_kernel import gelu_of_sum, multiply, turn
+from stateline.ops.pointwise.numba_kernel import (
+    ROWS,
+    gate,
+    gate_backward,
+    gelu_of_sum,
+    multiply,
+    normalise,
+    normalise_backward,
+    turn,
+)
 
 POSITIONS, LEAST = 32, 1 << 20
-"""Positions and multiplications of a map below which the kernel gains nothing without gradients."""
+"""Positions, and multiplications of a map, below which kernels gain nothing without gradients."""
 
 
 FEW, BYTES = 4, 10
@@ -52,17 +61,21 @@ def can_use(function: str, *inputs: Any) -> str:
     return launch.can_use(*inputs)
 
 
-_PRECISIONS = dict.fromkeys(("feed_forward", "rotary"), (torch.float32, torch.float64))
+_PRECISIONS = dict.fromkeys(
+    ("feed_forward", "rotary", "swiglu", "rms_norm"), (torch.float32, torch.float64)
+)
 _PRECISIONS["linear_stepper"] = (torch.float32, torch.bfloat16)
 
 
 def gains(function: str, *inputs: Any) -> bool:
-    """Whether a call is faster here: all but small feed-forwards without a gradient."""
+    """Whether a call is faster here: without a gradient, not on few positions."""
     if function == "linear_stepper":
         weight = inputs[0]
         return weight.numel() >= READ and (weight.dtype is torch.bfloat16 or mkl_is_slower())
-    if function != "feed_forward" or wants_gradient(*inputs):
+    if function == "rotary" or wants_gradient(*inputs):
         return True
+    if function != "feed_forward":
+        return inputs[0].numel() >= POSITIONS * inputs[0].shape[-1]
     return not is_small(inputs[0], len(inputs[1].w_in), POSITIONS, LEAST)
 
 
@@ -118,6 +131,71 @@ class _FeedForward(torch.autograd.Function):
         of_h = product(grad, w_out.T).mul_(slope)
         of_maps = weight_gradient(of_h, x), of_h.sum(0), weight_gradient(grad, z), grad.sum(0)
         return product(of_h, w_in.T), *of_maps
+
+
+def swiglu(h: Tensor) -> Tensor:
+    """Read both halves once; the backward pass computes the gate again."""
+    y: Tensor = _SwiGLU.apply(h)
+    return y
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        y, outputs = output((*h.shape[:-1], h.shape[-1] // 2), h.dtype)
+        fan_out(gate, (_rows(h), outputs.reshape(-1, y.shape[-1])), *_work(y))
+        return y
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (h,) = ctx.saved_tensors
+        found, outputs = output(h.shape, h.dtype)
+        arrays = _rows(h), _rows(grad), outputs.reshape(-1, h.shape[-1])
+        fan_out(gate_backward, arrays, *_work(grad))
+        return (found,)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Read each row twice while it is in the cache; keep nothing but the input."""
+    y: Tensor = _RMSNorm.apply(x, weight, eps)
+    return y
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        y, outputs = output(x.shape, x.dtype)
+        arrays = _rows(x), array(weight, x.dtype), outputs.reshape(-1, x.shape[-1])
+        fan_out(normalise, (*arrays, eps), *_work(x))
+        return y
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        found, outputs = output(x.shape, x.dtype)
+        rows, work = _work(x)
+        of_weight, parts = output((-(-rows // ROWS), len(weight)), x.dtype)
+        given, into = (
+            (_rows(x), array(weight, x.dtype), _rows(grad)),
+            outputs.reshape(rows, len(weight)),
+        )
+        fan_out(normalise_backward, (*given, into, parts, ctx.eps), len(parts), work)
+        return found, of_weight.sum(0), None
+
+
+def _rows(x: Tensor) -> Any:
+    """The entries of a signal, one row for each position."""
+    return array(x, x.dtype).reshape(-1, x.shape[-1])
+
+
+def _work(x: Tensor) -> tuple[int, float]:
+    """The number of positions, and nanoseconds for all of them."""
+    return x.shape[:-1].numel(), 1.5 * x.numel()
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-r"""Maps of a few rows, GELU of a sum with its derivative, and the rotation of pairs.
+r"""Maps of a few rows, GELU with its derivative, SwiGLU, norms, and the rotation of pairs.
 
 With :math:`s = \sigma(2u)`, GELU is :math:`x s`, and its derivative
 :math:`s + 2 x s (1 - s) u'`.
@@ -14,6 +14,9 @@ from stateline.ops.numba_common.vector import LOG2_E, exp2, load, store
 
 TOGETHER = 8
 """Pairs that are rotated together."""
+
+ROWS = 64
+"""Rows whose gradients of a weight are summed together, whatever the number of threads."""
 
 CUBIC = 0.044715
 SCALE = 2 * math.sqrt(2 / math.pi)
@@ -44,6 +47,64 @@ def gelu_of_sum(x, bias, y, start, stop):
             s = one / (one + exp2(power if power < most else most))
             y[row, i] = z * s
             x[row, i] = s * (one + z * (one - s) * (slope + curve * square))
+
+
+@summing_kernel
+def gate(h, y, start, stop):
+    """Y = silu(g) u for rows ``start`` to ``stop``; the halves of h are g and u."""
+    width, one, most = y.shape[1], h.dtype.type(1), h.dtype.type(126)
+    for row in range(start, stop):
+        for i in range(width):
+            power = h[row, i] * h.dtype.type(-LOG2_E)
+            s = one / (one + exp2(power if power < most else most))
+            y[row, i] = h[row, i] * s * h[row, width + i]
+
+
+@summing_kernel
+def gate_backward(h, grad, found, start, stop):
+    """The gradient of h, from that of y."""
+    width, one, most = grad.shape[1], h.dtype.type(1), h.dtype.type(126)
+    for row in range(start, stop):
+        for i in range(width):
+            power = h[row, i] * h.dtype.type(-LOG2_E)
+            found[row, i] = one / (one + exp2(power if power < most else most))
+        for i in range(width):  # loops of one store each are compiled to vector instructions
+            found[row, width + i] = grad[row, i] * h[row, i] * found[row, i]
+        for i in range(width):
+            s = found[row, i]
+            found[row, i] = grad[row, i] * h[row, width + i] * s * (one + h[row, i] * (one - s))
+
+
+@summing_kernel
+def normalise(x, weight, y, eps, start, stop):
+    """Y = w x / sqrt(mean(x^2) + eps) for rows ``start`` to ``stop``."""
+    width, number = len(weight), x.dtype.type
+    for row in range(start, stop):
+        total = number(0)
+        for i in range(width):
+            total += x[row, i] * x[row, i]
+        scale = number(1 / math.sqrt(total / width + eps))
+        for i in range(width):
+            y[row, i] = x[row, i] * scale * weight[i]
+
+
+@summing_kernel
+def normalise_backward(x, weight, grad, found, of_weight, eps, start, stop):
+    """The gradient of x, and for each block of rows ``start`` to ``stop`` its part of that of w."""
+    width, number = len(weight), x.dtype.type
+    for block in range(start, stop):
+        of_weight[block] = 0
+        for row in range(block * ROWS, min((block + 1) * ROWS, len(x))):
+            total, along = number(0), number(0)
+            for i in range(width):
+                total += x[row, i] * x[row, i]
+                along += x[row, i] * grad[row, i] * weight[i]
+            scale = number(1 / math.sqrt(total / width + eps))
+            back = number(along * scale * scale / width)
+            for i in range(width):
+                unit = x[row, i] * scale
+                found[row, i] = scale * (grad[row, i] * weight[i] - x[row, i] * back)
+                of_weight[block, i] += grad[row, i] * unit
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Linear map, feed-forward and rotation by PyTorch's functions, on any device."""
+"""Functions of single positions by PyTorch's own, on any device."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +20,17 @@ def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
 def linear_stepper(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """The map itself: there is nothing to prepare."""
     return partial(linear, weight=weight, bias=bias)
+
+
+def swiglu(h: Tensor) -> Tensor:
+    """Two passes over memory."""
+    gate, up = h.chunk(2, dim=-1)
+    return up * F.silu(gate)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """PyTorch's function, which has a kernel of its own on a GPU."""
+    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The definitions of the linear map, the feed-forward and the rotation."""
+"""The definitions of the linear map, the feed-forward, SwiGLU, the norm and the rotation."""
 
 import math
 from collections.abc import Callable
@@ -20,6 +20,17 @@ def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
 def linear_stepper(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """Evaluate the formula."""
     return lambda x: x @ weight.T if bias is None else x @ weight.T + bias
+
+
+def swiglu(h: Tensor) -> Tensor:
+    """Evaluate the formula."""
+    gate, up = h.chunk(2, dim=-1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Evaluate the formula."""
+    return x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
