@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -161,23 +162,33 @@ def listed(config: ModelConfig, names: Sequence[str]) -> str:
         >>> names = ("stack.layers.0.layer.a", "stack.layers.2.layer.a", "stack.layers.3.layer.b")
         >>> listed(config, [*names, "head.bias"])
         'a of layers 0 and 1, b of feed-forward 1, head.bias'
+        >>> listed(ModelConfig("h3*5", 8, d_model=8), [f"stack.layers.{n}.a" for n in (0, 4, 6, 8)])
+        'a of layers 0 and 2 to 4'
     """
     numbered, count = [], -1
     for branches in places(config):
         count += not all(branches)
         numbered.append(("feed-forward" if all(branches) else "layer", count))
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], list[int]] = {}
     for name in names:
         if name.startswith("stack.layers."):
             number, weight = name.removeprefix("stack.layers.").split(".", 1)
             kind, place = numbered[int(number)]
-            found.setdefault((weight.removeprefix("layer."), kind), []).append(str(place))
+            found.setdefault((weight.removeprefix("layer."), kind), []).append(place)
         else:
             found[name, ""] = []
     return ", ".join(
-        f"{name} of {kind}{'s' * (len(numbers) > 1)} {' and '.join(numbers)}" if kind else name
+        f"{name} of {kind}{'s' * (len(numbers) > 1)} {_in_runs(numbers)}" if kind else name
         for (name, kind), numbers in found.items()
     )
+
+
+def _in_runs(numbers: Sequence[int]) -> str:
+    """Rising numbers in words; of three or more in a row, the first and the last."""
+    places = enumerate(numbers)
+    runs = [[n for _, n in run] for _, run in groupby(places, key=lambda pair: pair[1] - pair[0])]
+    words = [f"{run[0]} to {run[-1]}" if run[2:] else " and ".join(map(str, run)) for run in runs]
+    return " and ".join(words)
 
 
 def start_in_words(config: ModelConfig, folder: str) -> str:
