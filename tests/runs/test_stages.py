@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -18,7 +19,14 @@ from stateline.reports import merge
 from stateline.reports.sentences import headline
 from stateline.runs import stages
 from stateline.runs.folder import read_results
-from stateline.runs.stages import RATES, Distilling, Stage, read_stages, scored_tokens
+from stateline.runs.stages import (
+    RATES,
+    Distilling,
+    Stage,
+    default_timing,
+    read_stages,
+    scored_tokens,
+)
 from stateline.runs.stages import TASK as TASK_STAGE
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
@@ -195,6 +203,17 @@ def test_scores_of_a_large_teacher_read_less_text(tmp_path: Path) -> None:
         save_model(LanguageModel(config), tmp_path / str(width))
     assert scored_tokens(str(tmp_path / "16")) == 262_144
     assert scored_tokens(str(tmp_path / "512")) == 2**40 // count_parameters(config) < 131_072
+
+
+@pytest.mark.cpu
+def test_a_large_teacher_is_not_timed_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_teacher(tmp_path / "teacher")
+    of = partial(default_timing, str(tmp_path / "teacher"))
+    assert of(torch.device("cpu")) == "short"
+    monkeypatch.setattr(stages, "count_parameters", lambda _: stages.TIMED + 1)
+    assert (of(torch.device("cpu")), of(torch.device("cuda"))) == ("none", "short")
 
 
 def test_a_distillation_needs_one_kind_of_data(

@@ -47,7 +47,8 @@ def add_arguments(parser: Parser) -> None:
     option("probes", list[str], [], "what both retrieve: letters, dictionary, ... (see probe)")
     option("probe_lengths", list[int], [], "lengths for --probes; default by probe")
     option("probe_examples", int, 16, "examples of each of four batches, for --probes")
-    option("timing", Literal["short", "full", "none"], "short", "what is timed")
+    about = "what is timed; by default short, on a CPU none for large teachers"
+    option("timing", Literal["short", "full", "none"], None, about)
     option("out", str, "runs/distilled", "folder for the stages and the report")
     add_settings(parser, without=("teacher", "match"))
     without_defaults(parser)
@@ -144,10 +145,13 @@ def _report(
 ) -> None:
     """Write the pages, and print what the student lost and gained."""
     from stateline import reports
-    from stateline.runs.stages import write_report
+    from stateline.runs.stages import default_timing, write_report
 
     console, page = wide_console(), plan.folder / "report.html"
-    results = write_report(plan, done, teacher, command=command, timing=given.timing, device=device)
+    timing = given.timing or default_timing(plan.start, device)
+    if timing != "none":
+        announce("timing teacher and student")
+    results = write_report(plan, done, teacher, command=command, timing=timing, device=device)
     reports.write_report(results, page)
     reports.print_results(results, console)
     student = results.runs[-1]

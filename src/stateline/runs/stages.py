@@ -60,6 +60,10 @@ SCORED = 2**40
 FEWEST = 4096
 """Fewest tokens that are scored."""
 
+TIMED = 2**25
+"""Most weights of a teacher beside which a student is timed on a CPU by default; at twice as many,
+one update takes a minute."""
+
 START = "start.json"
 """Name of the file with hashes of what a stage began from."""
 
@@ -240,6 +244,12 @@ def scored_tokens(teacher: str) -> int:
     """
     size = count_parameters(read_model_config(teacher))
     return min(Tokens.held_out_tokens, max(FEWEST, SCORED // size))
+
+
+def default_timing(teacher: str, device: torch.device) -> Detail:
+    """What is timed by default: nothing on a CPU if the teacher in a folder is large."""
+    small = count_parameters(read_model_config(teacher)) <= TIMED
+    return "short" if small or device.type != "cpu" else "none"
 
 
 def distil(
