@@ -180,6 +180,15 @@ def test_long_updates_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split(" positions")[0] for line in lines] == ["8", "16"]
 
 
+def test_errors_of_precisions_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = example("bfloat16_errors")
+    sizes = ["h3", "--width", "16", "--length", "32", "--seeds", "0"]
+    measured.main(measured.arguments().parse_args(sizes))
+    *_, line = capsys.readouterr().out.splitlines()
+    whole, _, autocast, *_ = (float(error) for error in line.split("|")[2:-1])
+    assert 0 < whole < 1e-4 < autocast < 0.1
+
+
 def test_rounded_weights_are_smaller(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = stateline.ModelConfig("attention", vocab_size=256, d_model=64)
     stateline.save_model(stateline.LanguageModel(config), tmp_path)
