@@ -7,7 +7,6 @@ override it. Under torchrun, processes share each batch.
 
 import logging
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGTERM
@@ -163,5 +162,5 @@ def _print_result(job: "Job", result: "RunRecord", folder: Path) -> None:
         known = {name: value for name, value in scores.items() if value is not None}
         print(f"  at length {length}: {', '.join(f'{n} {v:.4g}' for n, v in known.items())}")
     generates = type(job.model) is ModelConfig  # a classifier does not
-    further = f": stateline generate {shlex.quote(str(folder))}" if generates else ""
+    further = f": {command_line('generate', [str(folder)])}" if generates else ""
     print(f"the model is in {folder}{further}")
