@@ -40,7 +40,7 @@ KINDS = {
     "rwkv7": "rwkv7(n_heads={n}, d_head={d})",
     "mamba2": "mamba2(n_groups={n}, d_head={d}, d_state={d}, expand={wide}) feed_forward",
     "h3": "h3",
-    "s4d": "s4d feed_forward",
+    "s4d": "s4d",
 }
 """A recurrence with as many heads of the same width as attention, where it has such heads."""
 

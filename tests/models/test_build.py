@@ -78,6 +78,9 @@ def test_the_feed_forward_has_the_activation_of_the_configuration(activation: st
     _, block = built("h3", feed_forward=activation).links
     assert isinstance(block.layer, FeedForward)
     assert block.layer.activation == activation
+    _, named = built("mamba feed_forward", feed_forward=activation).links
+    _, own = built("mamba feed_forward(activation=relu)", feed_forward=activation).links
+    assert [named.layer.activation, own.layer.activation] == [activation, "relu"]
 
 
 def test_the_pattern_overrides_the_keywords_of_the_kind() -> None:

@@ -105,8 +105,8 @@ def _plan(config: ModelConfig) -> Plan:
     _check_limits(items)
     if config.feed_forward == "none":
         return Plan(items, None)
-    name, keywords = feed_forward_of(config)
-    return Plan(items, _planned(Item(name, {**keywords, **config.layers.get(name, {})}), config))
+    name, _ = feed_forward_of(config)
+    return Plan(items, _planned(Item(name, {}), config))
 
 
 def _class(name: str) -> type[AnyLayer]:
@@ -132,10 +132,16 @@ def _planned(item: Item, config: ModelConfig) -> Planned:
             f"{item.name} takes one pattern, got {len(parts)}: put spaces between layers that "
             "follow each other"
         )
-    keywords = {**config.layers.get(item.name, {}), **item.keywords}
-    settings = made.Settings(**keywords)
+    settings = made.Settings(**{**_shared(item.name, config), **item.keywords})
     _check_sizes(item.name, settings)
     return Planned(item.name, made, settings, parts, item.repeat)
+
+
+def _shared(name: str, config: ModelConfig) -> dict[str, Any]:
+    """Keywords of all layers of a kind; feed-forwards that a pattern names are as inside blocks."""
+    kind, keywords = feed_forward_of(config)
+    blocks = keywords if kind == name and config.feed_forward != "none" else {}
+    return {**blocks, **config.layers.get(name, {})}
 
 
 def _check_sizes(owner: str, settings: Settings) -> None:

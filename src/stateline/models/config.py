@@ -81,7 +81,8 @@ class ModelConfig(Settings):
         norm_eps: Added to the variance (or mean square) before taking its root.
         feed_forward: What follows each layer that wants a feed-forward: ``gelu`` (tanh
             approximation), ``gelu_exact``, ``relu``, ``relu2``, ``swiglu``, ``geglu``,
-            ``geglu_exact``, ``moe`` (a mixture of experts) or ``none``.
+            ``geglu_exact``, ``moe`` (a mixture of experts) or ``none``. A ``feed_forward`` that
+            the pattern names is of this kind, too, unless it has its own ``activation``.
         tie_embeddings: Use the embedding matrix as the output matrix.
         head_bias: Add a bias to an output matrix that is not tied.
         max_len: If set, positions have learned embeddings, and longer inputs are refused. If
