@@ -116,6 +116,8 @@ def with_gradients(make: Callable[[], nn.Module], x: Tensor) -> Call:
 
 def updates(given: argparse.Namespace) -> Iterator[Case]:
     """Whole updates of transformers: beside nanoGPT, and a Llama beside that of transformers."""
+    if given.compiled:
+        sys.path.append(str(given.peers / "nanoGPT"))  # torch.compile imports modules by name
     for size in given.sizes:
         width, length, rows = map(int, size.split("/"))
         heads = max(4, width // 64)  # as in nanoGPT's configurations

@@ -155,7 +155,6 @@ def _fla(folder: Path | None) -> Mapping[str, Build]:
 
 def _nanogpt(folder: Path | None) -> BuildTrained:
     module = _of_checkout("nanogpt", folder, "model.py")
-    sys.modules[module.__name__] = module  # torch.compile looks its functions up by this name
     return lambda config, length: _NanoGPT(module, config, length)
 
 
