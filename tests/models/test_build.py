@@ -8,6 +8,7 @@ from stateline.errors import InputError
 from stateline.layers import FeedForward, Ladder, ParallelResidual, Residual, Stack
 from stateline.layers.compose import title
 from stateline.layers.mixers.feed_forward import Activation
+from stateline.layers.norm import RMSNorm
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 
@@ -68,7 +69,7 @@ def test_every_norm_has_the_epsilon_of_the_configuration() -> None:
     assert [branch.norm.eps for branch in block.branches] == [1e-3, 1e-3]
 
 
-@pytest.mark.parametrize(("norm", "kind"), [("layer", nn.LayerNorm), ("rms", nn.RMSNorm)])
+@pytest.mark.parametrize(("norm", "kind"), [("layer", nn.LayerNorm), ("rms", RMSNorm)])
 def test_every_branch_has_the_norm_of_the_configuration(norm: str, kind: type[nn.Module]) -> None:
     assert all(type(link.norm) is kind for link in built("h3 attention", norm=norm).links)
 
