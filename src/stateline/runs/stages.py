@@ -47,22 +47,20 @@ RATES = {
     TASK: 1e-5,
 }
 """Highest learning rate of each stage where none is given: those of MOHAWK and RADLADS. LoLCATs'
-0.01 for ``squares`` is for feature maps alone. The first update of AdamW moves each weight by its
-rate: at 0.01, one of ``outputs`` or ``squares`` took a student of SmolLM2 from 4.4 to over 9 nats
-per token, and one of ``logits`` at 0.001 to 6.5."""
+0.01 for ``squares`` is for feature maps alone: the first update of AdamW moves each weight by its
+rate."""
 
 STAGES = tuple(RATES)
 """Names of stages: what is compared with the teacher, or ``task``."""
 
 SCORED = 2**40
-"""Weights of the teacher times tokens of the text that are scored: a minute or two of a core."""
+"""Weights of the teacher times tokens of the text that are scored."""
 
 FEWEST = 4096
 """Fewest tokens that are scored."""
 
 TIMED = 2**25
-"""Most weights of a teacher beside which a student is timed on a CPU by default; at twice as many,
-one update takes a minute."""
+"""Most weights of a teacher beside which a student is timed on a CPU by default."""
 
 START = "start.json"
 """Name of the file with hashes of what a stage began from."""

@@ -180,11 +180,8 @@ class _RMSNorm(torch.autograd.Function):
         found, outputs = output(x.shape, x.dtype)
         rows, work = _work(x)
         of_weight, parts = output((-(-rows // ROWS), len(weight)), x.dtype)
-        given, into = (
-            (_rows(x), array(weight, x.dtype), _rows(grad)),
-            outputs.reshape(rows, len(weight)),
-        )
-        fan_out(normalise_backward, (*given, into, parts, ctx.eps), len(parts), work)
+        given = _rows(x), array(weight, x.dtype), _rows(grad), outputs.reshape(rows, len(weight))
+        fan_out(normalise_backward, (*given, parts, ctx.eps), len(parts), work)
         return found, of_weight.sum(0), None
 
 
