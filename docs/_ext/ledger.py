@@ -21,7 +21,7 @@ from stateline.charts.style import styled
 from stateline.cli.reproduce import RECORDS
 from stateline.errors import InputError
 from stateline.files import write_text
-from stateline.papers.chart import draw
+from stateline.papers.chart import draw, has_chart
 from stateline.papers.claim import Judged, Statement, judge_all, rate_of, verdict
 from stateline.papers.record import RecordedRow, TableRecord, read_table, with_rows
 from stateline.papers.show import figure, number, seeds
@@ -431,8 +431,8 @@ def _paper(entry: Entry) -> str:
 def _chart(entry: Entry) -> str:
     """Where the chart of a claim lies, below the pages; empty if its table is not drawn."""
     table, claim = entry.table, entry.claim
-    drawn = table is not None and table.plot in ("x", "length") and not claim.record
-    return f"charts/{claim.table.replace('/', '-')}.svg" if drawn else ""
+    drawn = table is not None and entry.record is not None and has_chart(table, entry.record)
+    return f"charts/{claim.table.replace('/', '-')}.svg" if drawn and not claim.record else ""
 
 
 def _beside(name: str) -> str:

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stateline.papers.chart import draw
 from stateline.papers.record import RecordedRow, TableRecord
 from stateline.papers.table import Table, make_table
-from stateline.runs.results import CurvePoint, Results, RunRecord, TaskRecord
 
 ROWS = [
     {"label": "A", "x": 4, "pattern": "h3"},
@@ -31,40 +31,21 @@ RECORD = TableRecord(
     environment={},
     columns=["bits at 10", "at 20"],
     rows=[
-        RecordedRow(label="A", x=4, seeds=[0, 1], values=[[1.0, 2.0], [3.0, None]]),
-        RecordedRow(label="A", x=2, seeds=[0, 1], values=[[5.0, 6.0], [7.0, 8.0]]),
+        RecordedRow(
+            **{"label": "A", "x": 4, "seeds": [0, 1], "values": [[1.0, 2.0], [3.0, None]]},
+            curves=[{1: 0.1, 2: 0.2}, {1: 0.3}],  # the second diverged
+        ),
+        RecordedRow(
+            **{"label": "A", "x": 2, "seeds": [0, 1], "values": [[5.0, 6.0], [7.0, 8.0]]},
+            curves=[{1: 0.1, 2: 0.2}, {1: 0.1, 2: 1.2}],
+        ),
         RecordedRow(label="B", x=2, seeds=[0, 1], values=[[0.0, 0.0], [0.0, 0.0]]),
     ],
 )
 
 
-def results() -> Results:
-    def run(model: str, seed: int, curve: dict[int, float]) -> RunRecord:
-        return RunRecord(
-            **{"model": model, "task": "t", "seed": seed, "d_model": 8, "parameters": 70},
-            **{"parameters_wanted": 70, "steps": 2, "stopped": "finished", "seconds": 2.5},
-            **{"tokens_per_second": 1.0, "steps_to_solve": None},
-            curve=[CurvePoint(step=s, loss=1.0, metric=m) for s, m in curve.items()],
-            by_length={10: {"accuracy": 0.5}},
-        )
-
-    runs = [run(row.name, seed, {1: 0.1, 2: 0.2 + seed}) for row in RECORD.rows for seed in (0, 1)]
-    runs[1] = run("A, 4", 1, {1: 0.3})  # it diverged
-    task = TaskRecord(
-        **{"spec": "t", "name": "t", "title": "t", "about": "", "metric": "accuracy"},
-        **{"higher_is_better": True, "solved_at": None, "train_length": 10},
-        **{"eval_lengths": [10], "data": {}, "baselines": {}},
-    )
-    return Results(
-        **{"format": "stateline-results-1", "command": "", "created": "", "finished": True},
-        **{"environment": {}, "models": [row.name for row in RECORD.rows], "speed": []},
-        tasks=[task],
-        runs=runs,
-    )
-
-
 def drawn(plot: str) -> list[list[tuple[str, float, float, int]]]:
-    charts = draw(table(plot), RECORD, results().runs)
+    charts = draw(table(plot), RECORD)
     return [[(r["model"], r["x"], r["y"], r["values"]) for r in chart.rows] for chart in charts]
 
 
@@ -103,3 +84,8 @@ def test_scores_are_drawn_by_updates_as_far_as_all_seeds_have_come() -> None:
 
 def test_a_table_without_a_plot_has_no_chart() -> None:
     assert drawn("none") == []
+
+
+def test_a_record_without_curves_is_not_drawn_over_updates() -> None:
+    rows = [msgspec.structs.replace(row, curves=[]) for row in RECORD.rows]
+    assert draw(table("updates"), msgspec.structs.replace(RECORD, rows=rows)) == []

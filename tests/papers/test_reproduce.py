@@ -160,13 +160,13 @@ def test_other_seeds_of_a_row_are_added_to_its_record() -> None:
     path = RECORDS / "nobody/one-laptop.json"
     whole = read_table(path)
     lstm = whole.rows[1]
-    later = msgspec.structs.replace(
-        lstm, seeds=[1], values=[figures[1:] for figures in lstm.values], seconds=1.0
-    )
+    values, curves = [figures[1:] for figures in lstm.values], lstm.curves[1:]
+    later = msgspec.structs.replace(lstm, seeds=[1], values=values, seconds=1.0, curves=curves)
     write_table(path, msgspec.structs.replace(whole, rows=[whole.rows[0], later]))
     assert reproduce("--record", "--rows", "LSTM", "--seeds", "0") == 0
     now = read_table(path).rows[1]
-    assert (now.seeds, now.values) == ([0, 1], lstm.values)
+    assert (now.seeds, now.values, now.curves) == ([0, 1], lstm.values, lstm.curves)
+    assert len(now.curves) == 2
     assert now.seconds is not None
     assert now.seconds >= 1
 

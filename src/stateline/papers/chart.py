@@ -1,4 +1,4 @@
-"""A figure of a paper, drawn from the runs of its rows."""
+"""A figure of a paper, drawn from the record of its rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,11 @@ from stateline.charts.lines import Line, Point, line_chart
 from stateline.charts.style import ModelStyle, styled
 from stateline.papers.record import TableRecord
 from stateline.papers.table import Table
-from stateline.runs.results import RunRecord
 
 
-def draw(table: Table, record: TableRecord, runs: Sequence[RunRecord] = ()) -> list[Chart]:
-    """The charts of a table: none, one, or one per column if the rows have an ``x``.
-
-    The curves of its runs are drawn if the figure is over updates.
-    """
-    if table.plot == "none" or not record.rows:
+def draw(table: Table, record: TableRecord) -> list[Chart]:
+    """The charts of a table: none, one, or one per column if the rows have an ``x``."""
+    if not has_chart(table, record):
         return []
     over_x = table.plot == "x"
     names = dict.fromkeys(row.label if over_x else row.name for row in record.rows)
@@ -28,7 +24,7 @@ def draw(table: Table, record: TableRecord, runs: Sequence[RunRecord] = ()) -> l
             for n, heading in enumerate(record.columns)
         ]
     if table.plot == "updates":
-        return [_chart("chart", title, _curves(models, runs), Axis(table.plot), "score")]
+        return [_chart("chart", title, _curves(record, models), Axis(table.plot), "score")]
     columns = enumerate(table.columns_of(record.size))
     places = [(n, column.at) for n, column in columns if column.at is not None]
     headings = (record.columns[n].partition(" at ") for n, _ in places)
@@ -38,23 +34,25 @@ def draw(table: Table, record: TableRecord, runs: Sequence[RunRecord] = ()) -> l
     return [_chart("chart", title, _by_length(record, models, places), lengths, unit)]
 
 
+def has_chart(table: Table, record: TableRecord) -> bool:
+    """Whether a table is drawn, and its record has what is drawn."""
+    if table.plot == "updates":
+        return any(row.curves for row in record.rows)
+    return table.plot != "none" and bool(record.rows)
+
+
 def _chart(name: str, title: str, lines: Sequence[Line], x: Axis, y: str) -> Chart:
     notes = ["Lines are medians over seeds, bands reach from the lowest to the highest."]
     return line_chart(name, title, notes, lines, (x, Axis(y)))
 
 
-def _curves(models: Mapping[str, ModelStyle], runs: Sequence[RunRecord]) -> list[Line]:
+def _curves(record: TableRecord, models: Mapping[str, ModelStyle]) -> list[Line]:
     """Scores while training, at the updates that all seeds have reached."""
     lines = []
-    for name, model in models.items():
-        curves = [
-            {point.step: point.metric for point in run.curve if point.metric is not None}
-            for run in runs
-            if run.model == name
-        ]
-        steps = sorted(set.intersection(*map(set, curves)))
-        points = [Point(step, [curve[step] for curve in curves], marked=False) for step in steps]
-        lines.append(Line(model, points))
+    for row in record.rows:
+        steps = sorted(set.intersection(*map(set, row.curves))) if row.curves else []
+        points = [Point(s, [curve[s] for curve in row.curves], marked=False) for s in steps]
+        lines.append(Line(models[row.name], points))
     return lines
 
 

@@ -42,6 +42,7 @@ class RecordedRow(Record, frozen=True, kw_only=True):
         parameters: Parameters of the model; ``None`` if not recorded.
         updates: Updates of the longest run.
         seconds: Seconds of all runs; ``None`` if not recorded.
+        curves: For each seed, the score by update; only of tables that are drawn over updates.
     """
 
     label: str
@@ -52,6 +53,7 @@ class RecordedRow(Record, frozen=True, kw_only=True):
     parameters: int | None = None
     updates: int | None = None
     seconds: float | None = None
+    curves: list[dict[int, float]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -108,6 +110,8 @@ class TableRecord(Record, frozen=True, kw_only=True):
                 raise ValueError(f"the row {row.label!r} must have {len(self.columns)} columns")
             if any(len(values) != len(row.seeds) for values in row.values):
                 raise ValueError(f"the row {row.label!r} must have a figure for each seed")
+            if row.curves and len(row.curves) != len(row.seeds):
+                raise ValueError(f"the row {row.label!r} must have a curve for each seed, or none")
 
     def solves(self, heading: str, value: float | None) -> bool:
         """Whether a value is as good as that of a seed that has solved the task."""
@@ -180,7 +184,7 @@ def record_table(name: str, table: Table, size: Size, results: Results) -> Table
         environment=_environment(results),
         columns=[column.heading for column in columns],
         rows=[
-            _row(row, columns, own, tasks[own[0].task])
+            _row(row, columns, own, tasks[own[0].task], curves=table.plot == "updates")
             for row in table.rows_of(size)
             if (own := runs.get(row.name))
         ],
@@ -229,11 +233,13 @@ def _with_seeds(old: RecordedRow | None, new: RecordedRow) -> RecordedRow:
     seeds, taken = [*old.seeds, *new.seeds], (old.seconds, new.seconds)
     order = sorted(range(len(seeds)), key=seeds.__getitem__)
     both = ([*a, *b] for a, b in zip(old.values, new.values, strict=True))
+    curves = [*old.curves, *new.curves] if old.curves and new.curves else []
     return msgspec.structs.replace(
         new,
         seeds=[seeds[place] for place in order],
         values=[[values[place] for place in order] for values in both],
         seconds=None if None in taken else round(sum(filter(None, taken)), 1),
+        curves=[curves[place] for place in order] if curves else [],
     )
 
 
@@ -244,7 +250,12 @@ def _environment(results: Results) -> dict[str, Any]:
 
 
 def _row(
-    row: TableRow, columns: Sequence[Column], runs: Sequence[RunRecord], task: TaskRecord
+    row: TableRow,
+    columns: Sequence[Column],
+    runs: Sequence[RunRecord],
+    task: TaskRecord,
+    *,
+    curves: bool,
 ) -> RecordedRow:
     return RecordedRow(
         label=row.label,
@@ -255,7 +266,12 @@ def _row(
         parameters=runs[0].parameters,
         updates=max(run.steps for run in runs),
         seconds=round(sum(run.seconds for run in runs), 1),
+        curves=[_curve(run) for run in runs] if curves else [],
     )
+
+
+def _curve(run: RunRecord) -> dict[int, float]:
+    return {point.step: point.metric for point in run.curve if point.metric is not None}
 
 
 def write_table(path: Path, record: TableRecord) -> None:

@@ -102,6 +102,6 @@ def reproduce(  # noqa: PLR0913
     keep_runs(taken, folder)
     write_table(own_folder / FILE, record)
     write_results(own_folder, results)
-    charts = draw(table, record, runs)
+    charts = draw(table, record)
     write_charts(charts, own_folder, ["svg", "csv"])
     return Reproduced(table, record, results, charts, own_folder)
