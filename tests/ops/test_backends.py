@@ -598,6 +598,35 @@ def test_a_result_of_another_shape_or_kind_is_refused(
         fft_conv(*inputs)
 
 
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize(
+    ("given", "returned", "wanted"),
+    [
+        (torch.float32, torch.float64, "float32"),
+        (torch.float32, torch.bfloat16, "float32"),
+        (torch.float64, torch.float32, "float64"),
+        (torch.bfloat16, torch.float16, "bfloat16 or float32"),
+    ],
+)
+def test_a_result_of_another_precision_is_refused(
+    register: Callable[..., None], given: torch.dtype, returned: torch.dtype, wanted: str
+) -> None:
+    def own(u: Tensor, _: Tensor) -> Tensor:
+        return torch.zeros(u.shape, dtype=returned)
+
+    register("fft_conv", SimpleNamespace(fft_conv=own))
+    inputs = torch.ones(1, 3, 1, dtype=given), torch.ones(1, 2, dtype=given)
+    with pytest.raises(InputError, match=f"returns {wanted} for these inputs, got"):
+        fft_conv(*inputs)
+
+
+@pytest.mark.usefixtures("unannotated")
+def test_a_backend_may_follow_autocast(register: Callable[..., None]) -> None:
+    register("fft_conv", SimpleNamespace(fft_conv=lambda u, _: u.bfloat16()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fft_conv(torch.ones(1, 3, 1), torch.ones(1, 2)).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_backend_of_your_own_is_called_by_every_layer_that_uses_the_op(kind: str) -> None:
     wanted = {verb: set(functions.split()) for verb, functions in REACHED[kind].items()}

@@ -88,6 +88,21 @@ class Declaration:
                 name = f"result {number} of its backend"
                 values[name], annotations[name] = part, kind
         self._check_values(values, annotations)
+        self._check_precision(parts, (*args, *named.values()))
+
+    def _check_precision(self, results: Iterable[Any], inputs: tuple[Any, ...]) -> None:
+        """Results have a dtype of the inputs or of autocast, or float32 where one is narrower."""
+        wanted = {x.dtype for x in tensors_of(inputs) if x.is_floating_point()}
+        wanted |= {torch.float32} if wanted - {torch.float64} else set()
+        for x in tensors_of(results):
+            kind = x.device.type
+            lowered = torch.is_autocast_enabled(kind) and x.dtype == torch.get_autocast_dtype(kind)
+            if x.is_floating_point() and x.dtype not in wanted and not lowered:
+                kinds = " or ".join(sorted(str(d)[6:] for d in wanted))
+                raise InputError(
+                    f"{self.name} needs a backend that returns {kinds} for these inputs, got "
+                    f"{str(x.dtype)[6:]}"
+                )
 
     def _bound(self, *args: Any, **named: Any) -> dict[str, Any]:
         bound = self.signature.bind(*args, **named)

@@ -198,7 +198,6 @@ def forecast(
     return seconds * max(1, len(windows)) * sum(passes[done:])
 
 
-@torch.inference_mode()
 def ablate(
     network: Network,
     examples: Examples,
@@ -316,12 +315,12 @@ def probe_heads(
             others = [one for one in results.found if one.key != key]
             with torch.inference_mode():
                 examples = Examples(network, batch, asked.rows)
-            for found in ablate(
-                network, examples, begun, asked.windows, tell=lambda s: tell(_about(model, s))
-            ):
-                results = msgspec.structs.replace(results, found=[*others, found])
-                write_text(folder / FILE, to_json(results, indent=1))
-                tell(f"layer {found.done} of {found.layers}  ({found.seconds:.0f} s)")
+                for found in ablate(
+                    network, examples, begun, asked.windows, tell=lambda s: tell(_about(model, s))
+                ):
+                    results = msgspec.structs.replace(results, found=[*others, found])
+                    write_text(folder / FILE, to_json(results, indent=1))
+                    tell(f"layer {found.done} of {found.layers}  ({found.seconds:.0f} s)")
             if (match := results.found[-1].match) < RETRIEVES:
                 tell(
                     f"{model} answers {match:.0%} of the examples: a ranking of its heads by what "
