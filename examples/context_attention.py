@@ -33,7 +33,7 @@ BATCHES = 16
 def weights(layer: BlockState, x: Tensor) -> Tensor:
     """Attention of tokens to the context states of their block: (..., head, token, state)."""
     q = layer.cross.queries(x).unflatten(1, (-1, layer.window)).transpose(-3, -2)
-    k = layer._keys_and_values(layer.context_states(x))[0].transpose(-3, -2)
+    k = layer.keys_and_values(layer.context_states(x))[0].transpose(-3, -2)
     later = torch.ones(layer.window, layer.window, dtype=torch.bool).triu(1)
     scores = q @ k.mT / layer.cross.d_head**0.5
     return scores.masked_fill(later, -torch.inf).softmax(dim=-1)

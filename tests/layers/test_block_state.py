@@ -211,7 +211,7 @@ def test_a_full_lift_is_its_formula(variant: str) -> None:
     normed = lifted / (lifted.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
     normed = normed if layer.ids is None else normed + layer.ids
     keys, values = (normed @ layer.w_kv[0]).unflatten(-1, (2, 2, 5)).unbind(dim=-3)
-    k, v = layer._keys_and_values(context)
+    k, v = layer.keys_and_values(context)
     torch.testing.assert_close(k, F.normalize(keys, dim=-1), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(v, values)
     assert layer.ids is None or layer.ids.shape == (4, 12)

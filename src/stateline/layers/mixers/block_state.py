@@ -223,14 +223,14 @@ class BlockState(SequenceLayer[BlockStateState]):
             heads = (self.cross.n_heads, self.cross.d_head)
             k = zeros(self.narrow.weight, batch_size, self.window - 1, *heads)
             return BlockStateState(ssm, local, k, k.clone())
-        k, v = (t.repeat(batch_size, 1, 1, 1) for t in self._keys_and_values(self.initial[None]))
+        k, v = (t.repeat(batch_size, 1, 1, 1) for t in self.keys_and_values(self.initial[None]))
         return BlockStateState(ssm, local, k, v)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         if not x.shape[1]:
             return x
-        k, v = (t.flatten(0, 1) for t in self._keys_and_values(self.context_states(x)))
+        k, v = (t.flatten(0, 1) for t in self.keys_and_values(self.context_states(x)))
         q = _blocks(self.cross.queries(x), self.window).flatten(0, 1)
         attend = attend_to_all if self.variant == "mf" else attention
         found = attend(q, k, v, dropout=self.cross.dropout.rate)
@@ -295,7 +295,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         """Outputs with an axis for the readouts, if there are several."""
         return c if self.variant == "sh" else c.unflatten(-1, (-1, self.d_ssm))
 
-    def _keys_and_values(self, context: Float[Tensor, "*batch d_ssm"]) -> tuple[Tensor, Tensor]:
+    def keys_and_values(self, context: Float[Tensor, "*batch d_ssm"]) -> tuple[Tensor, Tensor]:
         """Keys and values (..., state, head, d_head) of context states."""
         context = self.norm(context if self.w_lift is None else context @ self.w_lift)
         if self.ids is not None:
@@ -319,7 +319,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         phase = state.local.length % window
         old, rate = (state.k, state.v), self.cross.dropout.rate
         if self.initial is None:
-            new = self._keys_and_values(c)
+            new = self.keys_and_values(c)
             k, v = (torch.cat([a, b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True))
             seen = LocalWindow(window, block_len=window, phase=phase)
             found = local_attention(q, k, v, seen, rate)
@@ -329,7 +329,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         row = torch.arange(len(q), device=q.device)[:, None]
         blocks = (length + window - 1) // window
         end = torch.arange(1, blocks + 1, device=q.device) * window - 1 - phase[:, None]
-        new = self._keys_and_values(c[row, end.clamp(max=length - 1)])
+        new = self.keys_and_values(c[row, end.clamp(max=length - 1)])
         k, v = (
             torch.cat([a[:, None], b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True)
         )
