@@ -21,7 +21,10 @@ from stateline.train.environment import environment
 
 EXAMPLES = 20
 
-POINTS = [(task, 20) for task in ("phone_book", "copy", "shuffled_copy", "letters")]
+POINTS = [
+    *[(task, 20) for task in ("phone_book", "copy", "shuffled_copy", "letters")],
+    *[("letters", 50), ("phone_book", 70), ("copy", 100), ("shuffled_copy", 100)],
+]
 
 
 def heading(task: str, length: int) -> str:
