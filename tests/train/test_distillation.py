@@ -16,7 +16,7 @@ from stateline.models.checkpoint import load_any, save_model
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
-from stateline.train.distillation import Distillation, distance, logits_loss
+from stateline.train.distillation import Distillation, distance, logits_loss, matrix_distance
 from stateline.train.loop import train
 
 TASK = "copying(max_len=5, batch_size=4)"
@@ -59,6 +59,12 @@ def test_outputs_are_compared_by_the_mean_norm_of_the_difference() -> None:
         [(x - y).square().sum().sqrt() for x, y in zip(a.view(-1, 8), b.view(-1, 8), strict=True)]
     )
     torch.testing.assert_close(distance(a, b), wanted.mean())
+
+
+@pytest.mark.parametrize("loss", [distance, matrix_distance])
+def test_a_distance_in_bfloat16_is_summed_in_float32(loss: Callable[[Any, Any], Any]) -> None:
+    a, b = torch.randn(2, 2, 64, 8, 8).bfloat16()
+    torch.testing.assert_close(loss(a, b), loss((a - b).float(), torch.zeros(1)))
 
 
 MATCHES: dict[str, Callable[[Any, Any, Any], Any]] = {

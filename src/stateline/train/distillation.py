@@ -68,16 +68,21 @@ def logits_loss(
 def distance(
     student: Float[Tensor, "batch length d_model"], teacher: Float[Tensor, "batch length d_model"]
 ) -> Float[Tensor, ""]:
-    """The mean over positions of the norm of the difference."""
-    return torch.linalg.vector_norm(student - teacher, dim=-1).mean()
+    """The mean over positions of the norm of the difference, at least in float32."""
+    return torch.linalg.vector_norm(_precise(student - teacher), dim=-1).mean()
 
 
 def matrix_distance(
     student: Float[Tensor, "batch head length length"],
     teacher: Float[Tensor, "batch head length length"],
 ) -> Float[Tensor, ""]:
-    """The mean over rows and heads of the Frobenius norm of the difference."""
-    return torch.linalg.matrix_norm(student - teacher).mean()
+    """The mean over rows and heads of the Frobenius norm of the difference, at least in float32."""
+    return torch.linalg.matrix_norm(_precise(student - teacher)).mean()
+
+
+def _precise(x: Tensor) -> Tensor:
+    """The same in a precision in which a mean over a batch is not rounded to a few digits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Distillation:
