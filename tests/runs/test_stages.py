@@ -1,5 +1,6 @@
 """A transformer becomes a hybrid in stages, each a run that can go on."""
 
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -146,6 +147,30 @@ def test_a_teacher_of_transformers_gives_the_logits_of_ours(tmp_path: Path) -> N
         assert distilled(tmp_path, *more, teacher=spec, pattern=pattern) == 0
         losses.append([point.loss for point in read_results(out).runs[1].curve])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_signal_stops_between_scores_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_teacher(tmp_path / "teacher")
+    given, signals = arguments(tmp_path, "logits(steps=1)"), iter([True, False, True])
+
+    def sample(*_: object) -> None:
+        if next(signals, False):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("stateline.runs.train.sample_text", sample)
+    found = [tmp_path / "out" / name / "result.json" for name in ("teacher", "1-logits")]
+    for done in range(2):
+        assert distilled(tmp_path, *given) == 128 + signal.SIGTERM
+        assert [path.exists() for path in found] == [bool(done), False]
+    said = capsys.readouterr().out
+    assert said.count("stopped and saved") == 2
+    assert "no checkpoint" not in said
+    assert distilled(tmp_path, *given) == 0
+    assert f"continuing from {tmp_path / 'out' / '1-logits'}" in capsys.readouterr().out
+    assert all(run.by_length for run in read_results(tmp_path / "out").runs)
 
 
 def test_stages_are_read_with_their_settings() -> None:

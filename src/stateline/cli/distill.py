@@ -69,7 +69,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
     from stateline.cli.progress import show_news
     from stateline.probe import PROBES
-    from stateline.runs.stages import Distilling, distil, read_stages, teacher_record
+    from stateline.runs.stages import Distilling, Done, distil, read_stages, teacher_record
     from stateline.tasks import make_task
     from stateline.train.metrics import COMPLETE
     from stateline.train.processes import join_processes
@@ -90,17 +90,19 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
             given.teacher, given.pattern, spec, make_task(spec), stages, train, model, folder
         )
         plan.check()
-        teacher = teacher_record(plan, processes, announce)
-        with show_news(Console(markup=False, quiet=not processes.main)) as news:
-            done = distil(
-                plan,
-                command=command,
-                processes=processes,
-                on_log=news.progress,
-                interrupted=lambda: bool(caught),
-                tell=announce,
-            )
-        last = done[-1].run
+        stop, done = lambda: bool(caught), list[Done]()
+        last = teacher = teacher_record(plan, processes, announce, stop)
+        if teacher.stopped in COMPLETE:
+            with show_news(Console(markup=False, quiet=not processes.main)) as news:
+                done = distil(
+                    plan,
+                    command=command,
+                    processes=processes,
+                    on_log=news.progress,
+                    interrupted=stop,
+                    tell=announce,
+                )
+            last = done[-1].run
         if last.stopped == "interrupted":
             print("stopped and saved; the same command goes on")
             return 128 + (caught or [SIGTERM])[0]

@@ -96,11 +96,12 @@ def run_single(  # noqa: PLR0913
         command: The command that repeats the run, for the record.
         processes: The processes that share the work; each calls this function.
         on_log: Called with every line of metrics.
-        interrupted: Called after every update; if it returns true, the run is saved and stops.
+        interrupted: Called after every update and between final scores; if it returns true, the
+            run is saved and stops.
         tell: Called with lines that tell what begins or continues.
 
     Returns:
-        The result; if its ``stopped`` is ``interrupted``, it has no scores and is not stored.
+        The result; if its ``stopped`` is ``interrupted``, it is not stored.
 
     Raises:
         InputError: If the folder holds something else, or cannot be written to, or another process

@@ -25,7 +25,7 @@ from stateline.runs.folder import RESULT, stored_run
 from stateline.runs.initial import places, settings_of
 from stateline.runs.job import Job
 from stateline.runs.results import TEACHER, Results, RunRecord, to_json
-from stateline.runs.single import run_single, single_job
+from stateline.runs.single import CONFIG, run_single, single_job
 from stateline.runs.speed import Detail, time_jobs
 from stateline.runs.store import outline, write_results
 from stateline.runs.train import scored_as_it_is
@@ -266,7 +266,8 @@ def distil(
         command: The command that repeats it, for the record.
         processes: The processes that share the work; each calls this function.
         on_log: Called with every line of metrics.
-        interrupted: Called after every update; if it returns true, the run is saved and stops.
+        interrupted: Called after every update and between final scores; if it returns true, the
+            run is saved and stops.
         tell: Called with lines that tell what begins.
 
     Returns:
@@ -286,7 +287,7 @@ def distil(
                 step.job,
                 step.folder,
                 task=plan.task,
-                resume=True,
+                resume=(step.folder / CONFIG).exists(),
                 recipe=step.recipe,
                 command=command,
                 processes=processes,
@@ -335,11 +336,18 @@ def teacher_record(
     plan: Distilling,
     processes: Processes = ALONE,
     tell: Callable[[str], object] = lambda _: None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> RunRecord:
     """The teacher's scores on the task of its student; they are kept in its own folder.
 
-    All processes call it. ``tell`` is called with lines that tell what begins, and how long it
-    took: the student is scored in the same way.
+    All processes call it.
+
+    Args:
+        plan: What is done.
+        processes: The processes that share the work.
+        tell: Called with lines that tell what begins, and how long it took: the student is scored
+            in the same way.
+        interrupted: Called between scores; if it returns true, the record says so and is not kept.
     """
     path = plan.folder / TEACHER
     found = stored_run(path)
@@ -347,7 +355,9 @@ def teacher_record(
         tell("scoring the teacher")
         begun, job = time.perf_counter(), plan.teacher_job()
         model = load_any_run(plan.start, device=processes.device)
-        found = scored_as_it_is(job, plan.task, model, processes)
+        found = scored_as_it_is(job, plan.task, model, processes, interrupted)
+        if found.stopped not in COMPLETE:
+            return found
         if processes.main:
             write_text(path / RESULT, to_json(found))
         minutes = (time.perf_counter() - begun) / 60

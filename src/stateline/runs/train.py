@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -30,10 +31,11 @@ def run_job(
     Args:
         start: From :func:`~stateline.runs.start.begin`. ``result.json`` is written last.
         on_log: Called with every line of metrics.
-        interrupted: Called after every update; if it returns true, the run is saved and stops.
+        interrupted: Called after every update and between final scores; if it returns true, the
+            run is saved and stops. Final scores then begin anew.
 
     Returns:
-        The result; if its ``stopped`` is ``interrupted``, it has no scores and is not stored. A
+        The result; if its ``stopped`` is ``interrupted``, it is not stored. A
         trial has no scores but ``validation``; it is ``paused`` after ``job.until`` updates, and
         continues if it is run again.
     """
@@ -44,14 +46,11 @@ def run_job(
     if good:
         save_whole(model, folder, processes)
     run = _record(job, task, model, ended, processes)
-    if ended.stopped == "interrupted":
-        return run
     if good:
-        with processes.scoring(model):
-            run = _scored(run, task, model)
-    elif not job.trial:
+        run = _scored(run, task, model, processes, interrupted)
+    elif run.stopped != "interrupted" and not job.trial:
         run = replace(run, by_length={length: {task.metric: None} for length in task.eval_lengths})
-    if processes.main:
+    if run.stopped != "interrupted" and processes.main:
         write_text(folder / RESULT, to_json(run))
     return run
 
@@ -110,19 +109,34 @@ def _record(
     )
 
 
-def scored_as_it_is(job: Job, task: Task, model: AnyModel, processes: Processes) -> RunRecord:
-    """The record of a model that is scored without an update."""
+def scored_as_it_is(
+    job: Job,
+    task: Task,
+    model: AnyModel,
+    processes: Processes,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> RunRecord:
+    """The record of a model that is scored without an update, or ``interrupted`` between scores."""
     run = _record(job, task, model, TrainResult(stopped="finished"), processes)
-    with processes.scoring(model):
-        return _scored(replace(run, training={}), task, model)
+    return _scored(replace(run, training={}), task, model, processes, interrupted)
 
 
-def _scored(run: RunRecord, task: Task, model: AnyModel) -> RunRecord:
-    by_length = score_by_length(model, task)
-    return replace(
-        run,
-        by_length=by_length,
-        sample=sample_text(model, task),
-        by_position=score_by_position(model, task),
-        capacity=needed_bits(model, task, by_length),
-    )
+def _scored(
+    run: RunRecord,
+    task: Task,
+    model: AnyModel,
+    processes: Processes,
+    interrupted: Callable[[], bool],
+) -> RunRecord:
+    parts: dict[str, Callable[[], Any]] = {
+        "by_length": lambda: score_by_length(model, task),
+        "sample": lambda: sample_text(model, task),
+        "by_position": lambda: score_by_position(model, task),
+        "capacity": lambda: needed_bits(model, task, run.by_length),
+    }
+    for name, part in parts.items():
+        if processes.sum(interrupted()):
+            return replace(run, stopped="interrupted")
+        with processes.scoring(model):
+            run = replace(run, **{name: part()})
+    return run
