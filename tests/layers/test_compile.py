@@ -19,7 +19,13 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from stateline.generate import generate
 from stateline.layers import ATTENTION_WRAPPERS, LAYERS, NOT_CAUSAL, WRAPPERS, AnyLayer
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.ops import feed_forward
+from stateline.ops.pointwise import FeedForwardWeights
+from stateline.ops.positions import rotate
 
 VERBS = ("forward", "forward_chunk", "step")
 UNROLLED = ("aft", "block_recurrent", "mlstm", "s4", "s5")
@@ -52,6 +58,23 @@ def test_a_compiled_layer_equals_the_layer(outcome: dict[str, Any], name: str, v
 @pytest.mark.slow
 def test_an_exported_layer_takes_other_rows_and_lengths(outcome: dict[str, Any], name: str) -> None:
     assert outcome[f"{name}.export"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_a_graph_takes_its_angles_from_one_node(outcome: dict[str, Any]) -> None:
+    # A graph of single functions would compute a sine for each row and head that is rotated by it.
+    assert outcome["rotate"] == pytest.approx(0, abs=1e-6)
+    assert outcome["rotate.sines"] == 0
+
+
+@pytest.mark.slow
+def test_compiled_gelu_equals_gelu(outcome: dict[str, Any]) -> None:
+    assert outcome["feed_forward"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_compiled_generation_gives_the_same_tokens(outcome: dict[str, Any]) -> None:
+    assert outcome["generate"] == 0
 
 
 def make(name: str) -> AnyLayer:
@@ -91,6 +114,26 @@ def change_by_export(layer: AnyLayer) -> float:
     return difference(exported.module()(x), layer(x))
 
 
+def of_functions() -> dict[str, float]:
+    """Errors of compiled functions, and how many sines the graph of a rotation computes."""
+    graphs: list[Any] = []
+    x, far = torch.randn(2, 3, 4, 8), torch.tensor([[3, 4095, 10**7]])
+    turn = partial(rotate, dims=6)
+    compiled = torch.compile(turn, backend=lambda graph, _: graphs.append(graph) or graph)
+    sizes, x64 = [(12, 8), (12,), (8, 12), (8,)], torch.randn(5, 8).double()
+    weights = FeedForwardWeights(*(torch.randn(size).double() for size in sizes))
+    mapped = torch.compile(feed_forward, backend="aot_eager")
+    model, prompt = LanguageModel(ModelConfig("h3", vocab_size=9, d_model=8)).eval(), far[:, :1]
+    return {
+        "generate": difference(
+            torch.compile(generate)(model, prompt, 4), generate(model, prompt, 4)
+        ),
+        "rotate": difference(compiled(x, far), turn(x, far)),
+        "rotate.sines": sum("sin" in str(n.target) for g in graphs for n in g.graph.nodes),
+        "feed_forward": difference(mapped(x64, weights), feed_forward(x64, weights)),
+    }
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -109,7 +152,7 @@ def main() -> None:
             errors[f"{name}.export"] = change_by_export(make(name))
         except Exception as error:
             errors[f"{name}.export"] = str(error)
-    print(json.dumps(errors))  # noqa: T201
+    print(json.dumps(errors | of_functions()))  # noqa: T201
 
 
 if __name__ == "__main__":

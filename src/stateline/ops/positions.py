@@ -132,8 +132,30 @@ def rotation(
     positions: Int[Tensor, "rows length"], frequency: Float[Tensor, " pair"]
 ) -> tuple[Float[Tensor, "rows length pair"], Float[Tensor, "rows length pair"]]:
     """Cosine and sine of the angles of :func:`rotate`; queries and keys share them."""
+    if torch.compiler.is_compiling():
+        cos, sin = _opaque_rotation(positions, frequency)
+        return cos, sin
+    return _rotation(positions, frequency)
+
+
+def _rotation(positions: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
     angle = _angles(positions, frequency)
     return angle.cos(), angle.sin()
+
+
+_opaque_rotation = torch.library.custom_op(
+    "stateline::rotation",
+    _rotation,
+    mutates_args=(),
+    schema="(Tensor _0, Tensor _1) -> (Tensor, Tensor)",
+)
+"""One node of a graph: the compiler would compute each sine anew for every row, head and reader."""
+
+
+@_opaque_rotation.register_fake
+def _(positions: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
+    shape = *positions.shape, len(frequency)
+    return frequency.new_empty(shape), frequency.new_empty(shape)
 
 
 NEAR = 4096

@@ -1,5 +1,6 @@
 """Functions of single positions by PyTorch's own, on any device."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -14,7 +15,16 @@ from stateline.ops.pointwise import FeedForwardWeights
 def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
     """Two linear maps and GELU."""
     w_in, b_in, w_out, b_out = weights
-    return linear(F.gelu(linear(x, w_in, b_in), approximate="tanh"), w_out, b_out)
+    return linear(_gelu(linear(x, w_in, b_in)), w_out, b_out)
+
+
+def _gelu(h: Tensor) -> Tensor:
+    """GELU; compiled on a CPU by the logistic function, whose code takes half the time of tanh."""
+    if not (torch.compiler.is_compiling() and h.is_cpu):
+        return F.gelu(h, approximate="tanh")
+    z = h.to(torch.promote_types(h.dtype, torch.float32))
+    slope = 2 * math.sqrt(2 / math.pi)
+    return (z * torch.sigmoid(slope * (z + 0.044715 * z * z * z))).to(h.dtype)
 
 
 def linear_stepper(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
