@@ -89,9 +89,15 @@ def generate(
         torch.Size([2, 2])
     """
     choices = stream(model, prompt, max_new_tokens, sampling=sampling, seed=seed, prefixes=prefixes)
-    tokens = [choice.tokens for choice in choices]
+    tokens = _tokens_of(choices)
     none = torch.zeros(len(prompt), 0, dtype=torch.int64, device=model.device)
     return torch.stack(tokens, dim=1) if tokens else none
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _tokens_of(choices: Iterator[Choice]) -> list[Tensor]:
+    """The tokens of all steps; ``torch.compile`` of generation leaves their loop alone."""
+    return [choice.tokens for choice in choices]
 
 
 def check_length(model: LanguageModel, length: int, max_new_tokens: int) -> None:
