@@ -73,6 +73,8 @@ Case = tuple[str, dict[str, Make]]
 def layers(given: argparse.Namespace) -> Iterator[Case]:
     """Single layers without norm and feed-forward, on four rows."""
     for pattern, peer in LAYERS.items():
+        if given.patterns and layer_of(pattern) not in given.patterns:
+            continue
         for length in given.lengths:
             x = torch.randn(4, length, given.width, dtype=given.dtype)
 
@@ -85,6 +87,8 @@ def layers(given: argparse.Namespace) -> Iterator[Case]:
 
             for passes in (forward, with_gradients):
                 makes = {"ours": ours, peer: theirs}
+                if given.compiled:
+                    makes[f"{peer} compiled"] = lambda theirs=theirs: torch.compile(theirs())
                 label = f"{pattern}, 4 x {length}, {passes.__name__.replace('_', ' ')}"
                 yield label, {n: partial(passes, make, x) for n, make in makes.items()}
 
@@ -305,9 +309,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096])
+    parser.add_argument("--patterns", nargs="+", help="names of layers; by default all")
     parser.add_argument("--width", type=int, default=256, help="of layers")
     parser.add_argument("--sizes", nargs="+", default=UPDATES, help="width/length/rows of updates")
-    parser.add_argument("--compiled", action="store_true", help="compiled peers of updates, too")
+    parser.add_argument("--compiled", action="store_true", help="compiled peers, too")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64, help="that are decoded in a turn")
     parser.add_argument("--threads", type=int, default=1)
