@@ -87,6 +87,42 @@ def test_no_positions_have_gradients(backend: str) -> None:
         assert of_weight is None or not of_weight.any()
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bfloat16_is_rounded_once(backend: str, autocast: bool) -> None:
+    """Results and gradients of the feed-forward, whose products are rounded, are near."""
+    dtype = torch.float32 if autocast else torch.bfloat16
+    x, weights = normal(3, 40, 6), maps()
+    halves = [t.detach().to(dtype).requires_grad_() for t in (x, *weights)]
+    same = [t.detach().bfloat16().double().requires_grad_() for t in (x, *weights)]
+    wanted = feed_forward(same[0], FeedForwardWeights(*same[1:]), backend="reference")
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = feed_forward(halves[0], FeedForwardWeights(*halves[1:]), backend=backend)
+    assert y.dtype == torch.bfloat16
+    found = y, *torch.autograd.grad(y.sum(), halves)
+    for a, b in zip(found, (wanted, *torch.autograd.grad(wanted.sum(), same)), strict=True):
+        assert (a - b).norm() <= 2**-6 * b.norm()
+
+
+def test_gates_norms_and_rotations_of_bfloat16_are_rounded_once() -> None:
+    pytest.importorskip("numba")
+    x, w, heads = normal(150, 66), normal(66), normal(2, 5, 3, 22)
+    angles = normal(1, 5, 9).detach().float()
+    calls: list[tuple[Callable[..., Tensor], list[Tensor]]] = [
+        (swiglu, [x]),
+        (lambda x, w, **b: rms_norm(x, w, 1e-5, **b), [x, w]),
+        (lambda x, **b: rotary(x, angles.cos(), angles.sin(), **b), [heads]),
+    ]
+    for call, inputs in calls:
+        halves = [t.detach().bfloat16().requires_grad_() for t in inputs]
+        same = [t.detach().float().requires_grad_() for t in halves]
+        y, wanted = call(*halves, backend="numba"), call(*same, backend="reference")
+        assert y.dtype == torch.bfloat16
+        found = y, *torch.autograd.grad(y.float().sum(), halves)
+        exact = wanted, *torch.autograd.grad(wanted.sum(), same)
+        for a, b in zip(found, exact, strict=True):
+            assert_close(a.float(), b, rtol=2**-8, atol=1e-5)
+
+
 def test_a_gate_needs_two_halves() -> None:
     with pytest.raises(InputError, match="two halves, got 5 entries"):
         swiglu(normal(3, 5))
@@ -97,8 +133,9 @@ def test_calls_that_the_kernels_cannot_run_go_elsewhere() -> None:
     x, weights = normal(3, 6), FeedForwardWeights(*maps())
     assert reason("feed_forward", x, weights) == ""
     assert "one precision" in reason("feed_forward", x.float(), weights)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert "autocast" in reason("feed_forward", x, weights)
+    halves = FeedForwardWeights(*[w.bfloat16() for w in weights])
+    with torch.autocast("cpu", torch.float16):
+        assert "one precision" in reason("feed_forward", x.float(), halves)
     heads, angles = normal(1, 4, 2, 6), torch.zeros(1, 4, 3, dtype=torch.float64)
     assert reason("rotary", heads, angles, angles) == ""
     assert "to angles" in reason("rotary", heads, angles, angles.clone().requires_grad_())

@@ -177,6 +177,12 @@ def _limits() -> tuple[int, int]:
     return (POSITIONS_IN_HALVES, LEAST_IN_HALVES) if halves else (POSITIONS, LEAST)
 
 
+@cache
+def has_matrix_units() -> bool:
+    """Whether this processor multiplies matrices in bfloat16 by units of their own (AMX)."""
+    return "amx_bf16" in _about_processor()
+
+
 def _about_processor() -> str:
     about = Path("/proc/cpuinfo")
     return about.read_text() if about.exists() else ""

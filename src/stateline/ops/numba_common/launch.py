@@ -117,7 +117,8 @@ def of_token(x: Tensor, dtype: torch.dtype) -> NDArray[Any]:
 def output(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, NDArray[Any]]:
     """An empty tensor, and its entries."""
     entries = np.empty(shape, _TYPES[dtype])
-    return torch.from_numpy(entries), entries
+    y = torch.from_numpy(entries)
+    return y.view(dtype) if dtype is torch.bfloat16 else y, entries
 
 
 class Changing:

@@ -22,7 +22,7 @@ from numba.core.config import CPU_FEATURES
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-_I32 = ir.IntType(32)
+_I16, _I32 = ir.IntType(16), ir.IntType(32)
 _FUSE = ("contract",)  # a product and a sum may become one fused operation; nothing else changes
 
 
@@ -50,6 +50,42 @@ class Vector(types.Type):
 
 def _llvm_float(element):
     return ir.FloatType() if element.bitwidth == 32 else ir.DoubleType()
+
+
+def _working(array):
+    """The float type that kernels compute in with entries of an array.
+
+    An array of uint16 has the bits of bfloat16: the upper half of those of float32.
+    """
+    return types.float32 if array.dtype == types.uint16 else array.dtype
+
+
+def _like(kind, x):
+    """A type, in as many lanes as a value has."""
+    return ir.VectorType(kind, x.type.count) if isinstance(x.type, ir.VectorType) else kind
+
+
+def _constant(kind, value):
+    """A number, in all lanes."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
+def _widened(builder, halves):
+    """Float32 numbers from the bits of bfloat16."""
+    wide = _like(_I32, halves)
+    bits = builder.shl(builder.zext(halves, wide), _constant(wide, 16))
+    return builder.bitcast(bits, _like(ir.FloatType(), halves))
+
+
+def _rounded(builder, x):
+    """The bits of the nearest numbers in bfloat16; of two, those of the even one."""
+    wide = _like(_I32, x)
+    bits, half = builder.bitcast(x, wide), _constant(wide, 16)
+    odd = builder.and_(builder.lshr(bits, half), _constant(wide, 1))
+    near = builder.add(bits, builder.add(odd, _constant(wide, 0x7FFF)))
+    nan = builder.fcmp_unordered("uno", x, x)
+    near = builder.select(nan, _constant(wide, 0x7FC00000), near)
+    return builder.trunc(builder.lshr(near, half), _like(_I16, x))
 
 
 @register_model(Vector)
@@ -108,18 +144,20 @@ _define(operator.mul, "fmul")
 
 def _address(context, builder, array_type, array, index, vector):
     data = context.make_array(array_type)(context, builder, array).data
-    pointer = ir.VectorType(_llvm_float(vector.element), vector.lanes).as_pointer()
+    kind = _I16 if array_type.dtype == types.uint16 else _llvm_float(vector.element)
+    pointer = ir.VectorType(kind, vector.lanes).as_pointer()
     return builder.bitcast(builder.gep(data, [index]), pointer)
 
 
 @intrinsic(prefer_literal=True)
 def load(typing, array, index, lanes):
     """Load ``lanes`` neighbouring entries of a flat array, starting at ``index``."""
-    vector = Vector(array.dtype, lanes.literal_value)
+    vector = Vector(_working(array), lanes.literal_value)
 
     def generate(context, builder, signature, args):
         address = _address(context, builder, signature.args[0], args[0], args[1], vector)
-        return builder.load(address, align=vector.element.bitwidth // 8)
+        found = builder.load(address, align=array.dtype.bitwidth // 8)
+        return _widened(builder, found) if array.dtype == types.uint16 else found
 
     return vector(array, types.intp, lanes), generate
 
@@ -130,7 +168,8 @@ def store(typing, array, index, vector):
 
     def generate(context, builder, signature, args):
         address = _address(context, builder, signature.args[0], args[0], args[1], vector)
-        builder.store(args[2], address, align=vector.element.bitwidth // 8)
+        written = _rounded(builder, args[2]) if array.dtype == types.uint16 else args[2]
+        builder.store(written, address, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector), generate
@@ -299,11 +338,8 @@ def exp2(typing, x):
     if lanes:
         whole, real = ir.VectorType(whole, lanes), ir.VectorType(real, lanes)
 
-    def number(kind, value):
-        return ir.Constant(kind, [value] * lanes if lanes else value)
-
     def generate(context, builder, signature, args):
-        least = number(real, -126.0)
+        least = _constant(real, -126.0)
         low = builder.fcmp_ordered("<", args[0], least)  # a NaN stays one
         z = builder.select(low, least, args[0])
         name = f"llvm.rint.v{lanes}f{bits}" if lanes else f"llvm.rint.f{bits}"
@@ -311,13 +347,13 @@ def exp2(typing, x):
         n = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [z])
         f = builder.fsub(z, n)
         highest, *others = _POWER[bits]
-        y = number(real, highest)
+        y = _constant(real, highest)
         for coefficient in others:
             product = builder.fmul(y, f, flags=_FUSE)
-            y = builder.fadd(product, number(real, coefficient), flags=_FUSE)
-        bias = number(whole, (1 << (bits - mantissa - 2)) - 1)
+            y = builder.fadd(product, _constant(real, coefficient), flags=_FUSE)
+        bias = _constant(whole, (1 << (bits - mantissa - 2)) - 1)
         exponent = builder.add(builder.fptosi(n, whole), bias)
-        power = builder.bitcast(builder.shl(exponent, number(whole, mantissa)), real)
+        power = builder.bitcast(builder.shl(exponent, _constant(whole, mantissa)), real)
         return builder.fmul(y, power)
 
     return x(x), generate
@@ -360,39 +396,35 @@ def minimum(typing, a, b):
 
 @intrinsic
 def entry(typing, array, index):
-    """One entry of a flat array, without numba's test for a negative index.
-
-    An array of uint16 has the bits of bfloat16: the upper half of those of float32.
-    """
-    halves = array.dtype == types.uint16
+    """One entry of a flat array, without numba's test for a negative index."""
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         found = builder.load(builder.gep(data, [args[1]]))
-        if not halves:
-            return found
-        wide = builder.shl(builder.zext(found, _I32), _I32(16))
-        return builder.bitcast(wide, ir.FloatType())
+        return _widened(builder, found) if array.dtype == types.uint16 else found
 
-    return (types.float32 if halves else array.dtype)(array, types.intp), generate
+    return _working(array)(array, types.intp), generate
 
 
 @intrinsic
 def put(typing, array, index, value):
-    """Write an entry of a flat array, to bfloat16 rounded to the nearest or the even one."""
-    halves = array.dtype == types.uint16
+    """Write an entry of a flat array, to bfloat16 rounded."""
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        found = args[2]
-        if halves:
-            bits = builder.bitcast(found, _I32)
-            odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
-            near = builder.add(bits, builder.add(odd, _I32(0x7FFF)))
-            nan = builder.fcmp_unordered("uno", found, found)
-            near = builder.select(nan, _I32(0x7FC00000), near)
-            found = builder.trunc(builder.lshr(near, _I32(16)), ir.IntType(16))
+        found = _rounded(builder, args[2]) if array.dtype == types.uint16 else args[2]
         builder.store(found, builder.gep(data, [args[1]]))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, value), generate
+
+
+@intrinsic
+def number(typing, array, value):
+    """A number in the type that kernels compute in with entries of an array."""
+    kind = _working(array)
+
+    def generate(context, builder, signature, args):
+        return context.cast(builder, args[1], value, kind)
+
+    return kind(array, value), generate

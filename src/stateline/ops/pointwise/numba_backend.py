@@ -16,12 +16,12 @@ from stateline.ops.linear import is_small, linear, mkl_is_slower, product, weigh
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import (
     LEAST_WORK,
-    array,
     fan_out,
     flat,
     of_token,
     output,
     strided,
+    working_dtype,
 )
 from stateline.ops.pointwise import READ, FeedForwardWeights
 from stateline.ops.pointwise.numba_kernel import (
@@ -50,21 +50,26 @@ def can_use(function: str, *inputs: Any) -> str:
     tensors = list(tensors_of(inputs))
     if torch.compiler.is_compiling() or not all(map(is_plain, tensors)):
         return "compiled functions and sharded tensors take PyTorch's operators"
-    if len({t.dtype for t in tensors}) > 1 or x.dtype not in _PRECISIONS[function]:
-        return "the numba kernels take one precision, float32 or float64, or a bfloat16 matrix"
-    if function == "linear_stepper" and not x.is_contiguous():
-        return "the numba kernel reads the rows of the weight"
+    kinds = {t.dtype for t in tensors}
+    if function == "feed_forward" and x.is_cpu and (lower := _lowered()):
+        kinds = {lower if kind is torch.float32 else kind for kind in kinds}
+    if function == "rotary" and x.dtype is torch.bfloat16:
+        kinds = {inputs[1].dtype} - {torch.float32} | {x.dtype}
+    if len(kinds) > 1 or not kinds <= _PRECISIONS:
+        return "the numba kernels take one precision: float32, float64 or bfloat16"
+    if function == "linear_stepper" and (x.dtype is torch.float64 or not x.is_contiguous()):
+        return "the numba kernel reads the rows of a weight in float32 or bfloat16"
     if function == "rotary" and wants_gradient(*inputs[1:]):
         return "the numba kernel gives no gradient to angles"
-    if function == "feed_forward" and x.is_cpu and torch.is_autocast_enabled("cpu"):
-        return "autocast chooses another precision"
     return launch.can_use(*inputs)
 
 
-_PRECISIONS = dict.fromkeys(
-    ("feed_forward", "rotary", "swiglu", "rms_norm"), (torch.float32, torch.float64)
-)
-_PRECISIONS["linear_stepper"] = (torch.float32, torch.bfloat16)
+_PRECISIONS = {torch.float32, torch.float64, torch.bfloat16}
+
+
+def _lowered() -> torch.dtype | None:
+    """What autocast, if it is on, lowers float32 to in matrix products."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
 def gains(function: str, *inputs: Any) -> bool:
@@ -109,7 +114,10 @@ def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
 
     The derivative, kept in place of the input of GELU, spares the backward pass the exponentials.
     """
-    y: Tensor = _FeedForward.apply(x.reshape(-1, x.shape[-1]), *weights)
+    given = x.reshape(-1, x.shape[-1]), *weights
+    if (lower := _lowered()) and x.dtype is not torch.float64:
+        given = tuple(part.to(lower) for part in given)
+    y: Tensor = _FeedForward.apply(*given)
     return y.view(*x.shape[:-1], len(weights.w_out))
 
 
@@ -119,8 +127,9 @@ class _FeedForward(torch.autograd.Function):
         ctx: Any, x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, b_out: Tensor
     ) -> Tensor:
         h = product(x, w_in)
-        z = torch.empty_like(h)
-        fan_out(gelu_of_sum, (h.numpy(), array(b_in, x.dtype), z.numpy()), len(h), 1.5 * h.numel())
+        z, outputs = output(h.shape, h.dtype)
+        entries = flat(h, h.dtype), flat(b_in, working_dtype(h)), outputs.reshape(-1)
+        fan_out(gelu_of_sum, entries, *_work(h))
         ctx.save_for_backward(x, z, h, w_in, w_out)  # h holds the derivative now
         return product(z, w_out, b_out)
 
@@ -144,7 +153,7 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, h: Tensor) -> Tensor:
         ctx.save_for_backward(h)
         y, outputs = output((*h.shape[:-1], h.shape[-1] // 2), h.dtype)
-        fan_out(gate, (_rows(h), outputs.reshape(-1, y.shape[-1])), *_work(y))
+        fan_out(gate, (flat(h, h.dtype), outputs.reshape(-1), y.shape[-1]), *_work(y))
         return y
 
     @staticmethod
@@ -152,8 +161,8 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         (h,) = ctx.saved_tensors
         found, outputs = output(h.shape, h.dtype)
-        arrays = _rows(h), _rows(grad), outputs.reshape(-1, h.shape[-1])
-        fan_out(gate_backward, arrays, *_work(grad))
+        arrays = flat(h, h.dtype), flat(grad, h.dtype), outputs.reshape(-1)
+        fan_out(gate_backward, (*arrays, grad.shape[-1]), *_work(grad))
         return (found,)
 
 
@@ -169,7 +178,7 @@ class _RMSNorm(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
         y, outputs = output(x.shape, x.dtype)
-        arrays = _rows(x), array(weight, x.dtype), outputs.reshape(-1, x.shape[-1])
+        arrays = flat(x, x.dtype), flat(weight, working_dtype(x)), outputs.reshape(-1)
         fan_out(normalise, (*arrays, eps), *_work(x))
         return y
 
@@ -179,15 +188,11 @@ class _RMSNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         found, outputs = output(x.shape, x.dtype)
         rows, work = _work(x)
-        of_weight, parts = output((-(-rows // ROWS), len(weight)), x.dtype)
-        given = _rows(x), array(weight, x.dtype), _rows(grad), outputs.reshape(rows, len(weight))
+        dtype = working_dtype(x)
+        of_weight, parts = output((-(-rows // ROWS), len(weight)), dtype)
+        given = flat(x, x.dtype), flat(weight, dtype), flat(grad, x.dtype), outputs.reshape(-1)
         fan_out(normalise_backward, (*given, parts, ctx.eps), len(parts), work)
-        return found, of_weight.sum(0), None
-
-
-def _rows(x: Tensor) -> Any:
-    """The entries of a signal, one row for each position."""
-    return array(x, x.dtype).reshape(-1, x.shape[-1])
+        return found, of_weight.sum(0).to(weight.dtype), None
 
 
 def _work(x: Tensor) -> tuple[int, float]:
@@ -218,10 +223,10 @@ class _Rotary(torch.autograd.Function):
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     batch, length, heads, d = x.shape
-    y = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    y, outputs = output(x.shape, x.dtype)
     signal, stride = strided(x.flatten(-2), x.dtype)
-    angles = (of_token(part, x.dtype).reshape(-1) for part in (cos, sin))
-    arrays = signal, y.numpy().reshape(-1), *angles
+    angles = (of_token(part, working_dtype(x)).reshape(-1) for part in (cos, sin))
+    arrays = signal, outputs.reshape(-1), *angles
     sizes = length, heads, d, cos.shape[-1], stride, len(cos) > 1, sign
     fan_out(turn, (*arrays, *sizes), batch * length, x.numel() * 1.0)
     return y

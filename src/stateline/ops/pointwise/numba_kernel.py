@@ -8,9 +8,11 @@ With :math:`s = \sigma(2u)`, GELU is :math:`x s`, and its derivative
 
 import math
 
+import numpy as np
+
 from stateline.ops.numba_common.blocks import dot
 from stateline.ops.numba_common.jit import kernel, summing_kernel
-from stateline.ops.numba_common.vector import LOG2_E, exp2, load, store
+from stateline.ops.numba_common.vector import LOG2_E, entry, exp2, load, number, put, store
 
 TOGETHER = 8
 """Pairs that are rotated together."""
@@ -35,76 +37,81 @@ def multiply(x, weight, y, start, stop):
 @summing_kernel
 def gelu_of_sum(x, bias, y, start, stop):
     """Y = gelu(x + bias) for rows ``start`` to ``stop``; the derivative overwrites x."""
-    number = x.dtype.type
-    linear, cubic = number(-SCALE * LOG2_E), number(-SCALE * LOG2_E * CUBIC)
-    slope, curve = number(SCALE), number(3 * SCALE * CUBIC)
-    one, most = number(1), number(126)
+    linear, cubic = number(x, -SCALE * LOG2_E), number(x, -SCALE * LOG2_E * CUBIC)
+    slope, curve = number(x, SCALE), number(x, 3 * SCALE * CUBIC)
+    one, most = number(x, 1.0), number(x, 126.0)
     for row in range(start, stop):
+        at = row * len(bias)
         for i in range(len(bias)):
-            z = x[row, i] + bias[i]
+            z = entry(x, at + i) + bias[i]
             square = z * z
             power = z * (linear + cubic * square)
             s = one / (one + exp2(power if power < most else most))
-            y[row, i] = z * s
-            x[row, i] = s * (one + z * (one - s) * (slope + curve * square))
+            put(y, at + i, z * s)
+            put(x, at + i, s * (one + z * (one - s) * (slope + curve * square)))
 
 
 @summing_kernel
-def gate(h, y, start, stop):
+def gate(h, y, width, start, stop):
     """Y = silu(g) u for rows ``start`` to ``stop``; the halves of h are g and u."""
-    width, one, most = y.shape[1], h.dtype.type(1), h.dtype.type(126)
+    one, most, power_of_e = number(h, 1.0), number(h, 126.0), number(h, -LOG2_E)
     for row in range(start, stop):
+        to, at = row * width, 2 * row * width
         for i in range(width):
-            power = h[row, i] * h.dtype.type(-LOG2_E)
+            g = entry(h, at + i)
+            power = g * power_of_e
             s = one / (one + exp2(power if power < most else most))
-            y[row, i] = h[row, i] * s * h[row, width + i]
+            put(y, to + i, g * s * entry(h, at + width + i))
 
 
 @summing_kernel
-def gate_backward(h, grad, found, start, stop):
+def gate_backward(h, grad, found, width, start, stop):
     """The gradient of h, from that of y."""
-    width, one, most = grad.shape[1], h.dtype.type(1), h.dtype.type(126)
+    one, most, power_of_e = number(h, 1.0), number(h, 126.0), number(h, -LOG2_E)
+    gates = np.full(width, one)
     for row in range(start, stop):
+        of_y, at = row * width, 2 * row * width
         for i in range(width):
-            power = h[row, i] * h.dtype.type(-LOG2_E)
-            found[row, i] = one / (one + exp2(power if power < most else most))
+            power = entry(h, at + i) * power_of_e
+            gates[i] = one / (one + exp2(power if power < most else most))
         for i in range(width):  # loops of one store each are compiled to vector instructions
-            found[row, width + i] = grad[row, i] * h[row, i] * found[row, i]
+            put(found, at + width + i, entry(grad, of_y + i) * entry(h, at + i) * gates[i])
         for i in range(width):
-            s = found[row, i]
-            found[row, i] = grad[row, i] * h[row, width + i] * s * (one + h[row, i] * (one - s))
+            g, s, u = entry(h, at + i), gates[i], entry(h, at + width + i)
+            put(found, at + i, entry(grad, of_y + i) * u * s * (one + g * (one - s)))
 
 
 @summing_kernel
 def normalise(x, weight, y, eps, start, stop):
     """Y = w x / sqrt(mean(x^2) + eps) for rows ``start`` to ``stop``."""
-    width, number = len(weight), x.dtype.type
+    width = len(weight)
     for row in range(start, stop):
-        total = number(0)
+        at, total = row * width, number(x, 0.0)
         for i in range(width):
-            total += x[row, i] * x[row, i]
-        scale = number(1 / math.sqrt(total / width + eps))
+            total += entry(x, at + i) * entry(x, at + i)
+        scale = number(x, 1 / math.sqrt(total / width + eps))
         for i in range(width):
-            y[row, i] = x[row, i] * scale * weight[i]
+            put(y, at + i, entry(x, at + i) * scale * weight[i])
 
 
 @summing_kernel
 def normalise_backward(x, weight, grad, found, of_weight, eps, start, stop):
     """The gradient of x, and for each block of rows ``start`` to ``stop`` its part of that of w."""
-    width, number = len(weight), x.dtype.type
+    width = len(weight)
     for block in range(start, stop):
         of_weight[block] = 0
-        for row in range(block * ROWS, min((block + 1) * ROWS, len(x))):
-            total, along = number(0), number(0)
+        for row in range(block * ROWS, min((block + 1) * ROWS, len(x) // width)):
+            at, total, along = row * width, number(x, 0.0), number(x, 0.0)
             for i in range(width):
-                total += x[row, i] * x[row, i]
-                along += x[row, i] * grad[row, i] * weight[i]
-            scale = number(1 / math.sqrt(total / width + eps))
-            back = number(along * scale * scale / width)
+                z = entry(x, at + i)
+                total += z * z
+                along += z * entry(grad, at + i) * weight[i]
+            scale = number(x, 1 / math.sqrt(total / width + eps))
+            back = number(x, along * scale * scale / width)
             for i in range(width):
-                unit = x[row, i] * scale
-                found[row, i] = scale * (grad[row, i] * weight[i] - x[row, i] * back)
-                of_weight[block, i] += grad[row, i] * unit
+                z, change = entry(x, at + i), entry(grad, at + i)
+                put(found, at + i, scale * (change * weight[i] - z * back))
+                of_weight[block, i] += change * (z * scale)
 
 
 @kernel
@@ -114,7 +121,7 @@ def turn(x, y, cos, sin, length, heads, d, pairs, stride, each_row, sign, start,
     Tokens of x are ``stride`` entries apart. Angles are (row, token, pair), with a row for each row
     of x or, unless ``each_row``, one for all.
     """
-    direction, whole = x.dtype.type(sign), pairs // TOGETHER * TOGETHER
+    direction, whole = number(x, sign), pairs // TOGETHER * TOGETHER
     for token in range(start, stop):
         place = (token if each_row else token % length) * pairs
         for head in range(heads):
@@ -125,9 +132,9 @@ def turn(x, y, cos, sin, length, heads, d, pairs, stride, each_row, sign, start,
                 store(y, to + i, first * c - second * s)
                 store(y, to + pairs + i, first * s + second * c)
             for i in range(whole, pairs):
-                first, second = x[at + i], x[at + pairs + i]
+                first, second = entry(x, at + i), entry(x, at + pairs + i)
                 c, s = cos[place + i], direction * sin[place + i]
-                y[to + i] = first * c - second * s
-                y[to + pairs + i] = first * s + second * c
+                put(y, to + i, first * c - second * s)
+                put(y, to + pairs + i, first * s + second * c)
             for i in range(2 * pairs, d):
                 y[to + i] = x[at + i]
