@@ -1,5 +1,6 @@
 """What the numba kernels promise beyond what every backend does."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -211,10 +212,14 @@ def test_slstm_gains_in_few_rows_or_narrow_ones(rows: int, width: int, wanted: b
     assert gains("slstm", gates, None, None) == wanted
 
 
-def test_gradients_of_wide_heads_go_elsewhere() -> None:
+@pytest.mark.parametrize(("widest", "wanted"), [(128, False), (math.inf, True)])
+def test_gradients_of_wide_heads_go_elsewhere_unless_vectors_are_wide(
+    monkeypatch: pytest.MonkeyPatch, widest: float, wanted: bool
+) -> None:
+    monkeypatch.setattr(OPS["gated_delta_rule"].module("numba")[0], "WIDEST", widest)
     *signals, state = (t.requires_grad_() for t in replacing(1, 2, 1, 128))
     inputs = ops.GatedDeltaSignals(*signals), state
-    assert not gains("gated_delta_rule", *inputs)
+    assert gains("gated_delta_rule", *inputs) == wanted
     with torch.no_grad():
         assert gains("gated_delta_rule", *inputs)
 
