@@ -2,6 +2,8 @@
 
 Run it: python examples/hybrid_study.py runs/copying --task copying
 
+Judge what is recorded: python examples/hybrid_study.py runs/copying --table TABLE.json
+
 Transformers learn a task, one per seed. ``probe`` ranks their heads by what the task loses without
 each. Students keep some heads: the first of the ranking, heads drawn by chance, or the layers that
 the task needs most; a recurrence takes the place of the others. New layers learn the outputs of the
@@ -30,7 +32,7 @@ from stateline.layers.state import nbytes
 from stateline.models.checkpoint import load_any, save_model
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
-from stateline.papers.record import RecordedRow, TableRecord, write_table
+from stateline.papers.record import RecordedRow, TableRecord, read_table, write_table
 from stateline.probe import Material, load_reader
 from stateline.probe.heads import Question, probe_heads
 from stateline.runs.initial import start_from
@@ -335,6 +337,19 @@ def record(found: Found, runs: list[Run], command: str) -> TableRecord:
     )
 
 
+def recorded(table: TableRecord) -> Found:
+    """The results in a table that :func:`record` has made; kept heads and times are not in it."""
+    found: Found = {}
+    for row in table.rows:
+        recurrence, key, choice = row.label.split(", ")
+        student = Student(recurrence, int(key.removeprefix("keys of ")), choice, round(row.x or 0))
+        found[student] = [
+            Result(score=score, kept=[], state=round(state), seconds=0)
+            for score, state in zip(*row.values, strict=True)
+        ]
+    return found
+
+
 def picture(found: Found) -> str:
     """Charts of the scores by the heads that stay, one for each recurrence, as an SVG document."""
     names = {
@@ -367,11 +382,8 @@ def picture(found: Found) -> str:
     return svg
 
 
-def main(given: argparse.Namespace) -> None:
-    """Train what is missing, print the verdicts, and write the table and the charts."""
-    spec = TASKS[given.task]
-    runs = [Run(given.folder / f"seed-{n}", spec, n, given.share) for n in given.seeds]
-    found = study(runs, given.cells)
+def show(found: Found, spec: str) -> None:
+    """Print all scores, and the verdicts."""
     for student, own in found.items():
         values, state = scores(found, student), statistics.median(one.state for one in own)
         spread = f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
@@ -379,11 +391,24 @@ def main(given: argparse.Namespace) -> None:
         good = sum(a >= ENOUGH * b for a, b in zip(values, whole, strict=True))
         print(f"{student.label}, {student.kept}: {spread}, {good} of {len(values)}, {state} bytes")
     print("\n".join(verdicts(found, spec)))
-    options = f"--task {given.task} --cells {given.cells} --share {given.share:g} --seeds"
-    command = " ".join(
-        ["python examples/hybrid_study.py runs/study", options, *map(str, given.seeds)]
-    )
-    write_table(given.folder / "table.json", record(found, runs, command))
+
+
+def main(given: argparse.Namespace) -> None:
+    """Train what is missing, print the verdicts, and write the table and the charts."""
+    if given.table:
+        table = read_table(given.table)
+        found = recorded(table)
+        show(found, table.note.split(";")[0])
+    else:
+        spec = TASKS[given.task]
+        runs = [Run(given.folder / f"seed-{n}", spec, n, given.share) for n in given.seeds]
+        found = study(runs, given.cells)
+        show(found, spec)
+        options = f"--task {given.task} --cells {given.cells} --share {given.share:g} --seeds"
+        command = " ".join(
+            ["python examples/hybrid_study.py runs/study", options, *map(str, given.seeds)]
+        )
+        write_table(given.folder / "table.json", record(found, runs, command))
     write_text(given.folder / "kept-heads.svg", picture(found))
 
 
@@ -395,6 +420,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--share", type=float, default=1.0, help="share of all updates")
     parser.add_argument("--cells", type=int, default=len(GRID), help="first rows of GRID to train")
+    parser.add_argument("--table", type=Path, help="a record to judge instead of training")
     return parser
 
 

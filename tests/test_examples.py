@@ -312,6 +312,9 @@ def test_heads_are_kept_and_judged_and_finished_students_are_not_trained_again(
     monkeypatch.setattr(study, "learned", None)
     study.main(given)
     assert read_table(tmp_path / "table.json").rows == record.rows
+    once = capsys.readouterr().out
+    study.main(study.arguments().parse_args([str(tmp_path), f"--table={tmp_path / 'table.json'}"]))
+    assert once.endswith(capsys.readouterr().out)
 
 
 def test_peers_that_are_not_there_are_named(
