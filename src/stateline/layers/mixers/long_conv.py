@@ -90,7 +90,7 @@ class ImplicitFilters(FiniteFilter):
         layers = (self.w_in, self.b_in, self.w_hidden, self.b_hidden, self.w_out)
         values = _network(self.features[:count], *layers, self.frequency)
         windows = torch.exp(-self.times[:count, None] * self.rates) + self.settings.shift
-        return (values * windows).mT + F.pad(self.skip[:, None], (0, len(values) - 1))
+        return (values * windows).mT + F.pad(self.skip[:, None], (0, values.shape[0] - 1))
 
 
 class LongConv(SSMLayer):
