@@ -149,7 +149,10 @@ def updates(given: argparse.Namespace) -> Iterator[Case]:
         ):
             makes = {"ours": partial(train, ours), name: partial(train, peer)}
             if given.compiled:
-                makes[f"{name} compiled"] = partial(train, lambda peer=peer: torch.compile(peer()))
+                for whose, make in {"ours": ours, name: peer}.items():
+                    makes[f"{whose} compiled"] = partial(
+                        train, lambda make=make: torch.compile(make())
+                    )
             yield f"update {size}", makes
 
 
@@ -312,7 +315,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--patterns", nargs="+", help="names of layers; by default all")
     parser.add_argument("--width", type=int, default=256, help="of layers")
     parser.add_argument("--sizes", nargs="+", default=UPDATES, help="width/length/rows of updates")
-    parser.add_argument("--compiled", action="store_true", help="compiled peers, too")
+    parser.add_argument(
+        "--compiled", action="store_true", help="compiled, too: peers, and our updates"
+    )
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64, help="that are decoded in a turn")
     parser.add_argument("--threads", type=int, default=1)
