@@ -72,6 +72,8 @@ def prefill(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionSt
     for rows in rows_by_length.values():
         tokens = torch.stack([prompt[row].long() for row in rows]).to(device)
         parts.append(extend(model, first_token(model, tokens[:, 0]), tokens[:, 1:]))
+    if len(parts) == 1:  # the rows are in order, and a state is not copied
+        return seeded(parts[0], seed)
     read = [row for rows in rows_by_length.values() for row in rows]
     order = torch.tensor(read, device=device).argsort()
     return seeded(select_rows(cat_states(parts), order), seed)

@@ -181,7 +181,8 @@ class Attention(SoftmaxHeads, AttendsToContext, MixesValues):
         positions = state.length[:, None] + torch.arange(length, device=x.device)
         q, k, v, gate = self._project(x, positions)
         keys, values = (appended(*pair, state.length) for pair in ((state.k, k), (state.v, v)))
-        mask = AttentionMask(state.length, *self.scheme(), None, self.settings.soft_cap)
+        start = state.length if state.k.shape[1] else None  # without slots, a plain mask is faster
+        mask = AttentionMask(start, *self.scheme(), None, self.settings.soft_cap)
         y = self._merge(attention(q, keys, values, mask, self.dropout.rate), gate)
         return y, AttentionState(keys, values, state.length + length)
 

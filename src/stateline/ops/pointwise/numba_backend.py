@@ -114,7 +114,7 @@ def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
 
     The derivative, kept in place of the input of GELU, spares the backward pass the exponentials.
     """
-    given = x.reshape(-1, x.shape[-1]), *weights
+    given: tuple[Tensor, ...] = (x.reshape(-1, x.shape[-1]), *weights)
     if (lower := _lowered()) and x.dtype is not torch.float64:
         given = tuple(part.to(lower) for part in given)
     y: Tensor = _FeedForward.apply(*given)
