@@ -7,8 +7,9 @@ pattern, width, rows, length, and ops. Updates alternate: one with the backends 
 chooses, then one for each argument with that op by PyTorch (``--backend``); ``+`` joins two ops.
 The table shows the median processor time of an update and the median of the ratios of neighbouring
 updates: above 1, the kernel gains. ``linear`` stands for linear maps by MKL alone, ``chunks`` for
-linear attention without chunks of tokens, and ``--nanogpt FOLDER`` adds the model of a checkout of
-karpathy/nanoGPT. With ``--tokens`` a round decodes eight tokens after a prompt of the length.
+linear attention without chunks of tokens, ``rms_norm`` and ``swiglu`` (with ``--norm rms
+--feed-forward swiglu``) for these functions, and ``--nanogpt FOLDER`` adds the model of a checkout
+of karpathy/nanoGPT. With ``--tokens`` a round decodes eight tokens after a prompt of the length.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -27,7 +29,7 @@ from stateline import LanguageModel, ModelConfig
 from stateline.allocator import keep_freed_memory
 from stateline.bench.peers import find_trained
 from stateline.generate import Session, prefill
-from stateline.ops import use_backend
+from stateline.ops import rms_norm, swiglu, use_backend
 
 WARM_UP = 2
 """Rounds that are not counted, in which kernels are compiled and memory is allocated."""
@@ -70,8 +72,10 @@ def tokens(model: LanguageModel, rows: int, length: int) -> Callable[[], float]:
 PATCHES: dict[str, tuple[str, object]] = {
     "linear": ("stateline.ops.linear.mkl_is_slower", lambda: False),
     "chunks": ("stateline.ops.linear_attention.numba_backend.LEAST", math.inf),
+    "rms_norm": ("stateline.layers.norm.rms_norm", partial(rms_norm, backend="torch")),
+    "swiglu": ("stateline.layers.mixers.feed_forward.swiglu", partial(swiglu, backend="torch")),
 }
-"""What is not an op of its own, and how it is left out."""
+"""What is not an op of its own, or one of several functions of an op, and how it is left out."""
 
 
 def preferring(name: str, backend: str) -> Callable[[], AbstractContextManager[object]]:
@@ -86,7 +90,9 @@ def main(given: argparse.Namespace) -> None:
     torch.set_num_threads(given.threads)
     keep_freed_memory()
     torch.manual_seed(0)
-    config = ModelConfig(given.pattern, vocab_size=256, d_model=given.d_model, tie_embeddings=True)
+    kinds = {"norm": given.norm, "feed_forward": given.feed_forward}
+    sizes = {"vocab_size": 256, "d_model": given.d_model, "tie_embeddings": True}
+    config = ModelConfig(given.pattern, **sizes, **kinds)
     model = LanguageModel(config)
     choices = {"auto": nullcontext, **{name: preferring(name, given.backend) for name in given.ops}}
     if given.tokens:
@@ -125,6 +131,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("length", type=int)
     parser.add_argument("ops", nargs="*")
     parser.add_argument("--nanogpt", help="folder of a checkout")
+    parser.add_argument("--norm", default="layer", help="rms for rms_norm")
+    parser.add_argument("--feed-forward", default="gelu", help="swiglu for swiglu")
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--updates", type=int, default=25, help="number that is measured")
