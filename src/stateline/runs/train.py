@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -128,15 +127,15 @@ def _scored(
     processes: Processes,
     interrupted: Callable[[], bool],
 ) -> RunRecord:
-    parts: dict[str, Callable[[], Any]] = {
-        "by_length": lambda: score_by_length(model, task),
-        "sample": lambda: sample_text(model, task),
-        "by_position": lambda: score_by_position(model, task),
-        "capacity": lambda: needed_bits(model, task, run.by_length),
-    }
-    for name, part in parts.items():
+    parts: tuple[Callable[[RunRecord], RunRecord], ...] = (
+        lambda run: replace(run, by_length=score_by_length(model, task)),
+        lambda run: replace(run, sample=sample_text(model, task)),
+        lambda run: replace(run, by_position=score_by_position(model, task)),
+        lambda run: replace(run, capacity=needed_bits(model, task, run.by_length)),
+    )
+    for score in parts:
         if processes.sum(interrupted()):
             return replace(run, stopped="interrupted")
         with processes.scoring(model):
-            run = replace(run, **{name: part()})
+            run = score(run)
     return run
