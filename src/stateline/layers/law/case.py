@@ -98,10 +98,8 @@ def change_by_rounding(
     run: Callable[[Case, State | None], Tensor],
     measure: Callable[[Tensor, Tensor], float],
     dtype: torch.dtype,
-    *,
-    weights: bool,
 ) -> float:
-    """The largest change that one rounding of the inputs makes to a result in float64.
+    """The largest change that one rounding of inputs and weights makes to a result in float64.
 
     Args:
         case: The layer and its input.
@@ -109,7 +107,6 @@ def change_by_rounding(
         run: Gives the result of a case in float64 and its state.
         measure: Compares the result with the exact one.
         dtype: Precision whose roundings are drawn, three times.
-        weights: Whether to round the weights, too, besides the input and the state.
     """
 
     def result(size: float) -> Tensor:
@@ -120,7 +117,7 @@ def change_by_rounding(
 
         layer = copy.deepcopy(case.layer).double()
         with torch.no_grad():
-            for parameter in layer.parameters() if weights else ():
+            for parameter in layer.parameters():
                 parameter.copy_(moved(parameter))
             own = None if state is None else pytree.tree_map(moved, state)
             x = moved(case.x)

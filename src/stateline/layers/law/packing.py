@@ -27,11 +27,12 @@ LIMITS = {torch.float64: 1e-10, torch.float32: 1e-6}
 """Largest error of outputs, relative to their norm, and of gradients, by dtype of the check."""
 
 ROUNDINGS = 4
-"""In float32, the limit is at least this multiple of the change by one rounding of the input.
+"""In float32, the limit is at least this multiple of the change by one rounding of all factors.
 
-Packed and separate rows take the same weights, but add in another order, so both round differently.
-Where a norm divides by a number near zero, one rounding changes gradients by up to 6e-6, so no
-fixed limit near 1e-6 can hold. ``python examples/packing_law.py`` prints the errors of all layers.
+Packed and separate rows take the same inputs and weights, but add their products in another order,
+so both round differently, as if input and weights had been rounded. Where a norm divides by a
+number near zero, one rounding changes outputs by some 1e-6, so no fixed limit near 1e-6 can hold.
+``python examples/packing_law.py`` prints the errors of all layers.
 """
 
 Grads = dict[str, Tensor]
@@ -98,14 +99,11 @@ def _output_error(case: Case, starts: Tensor, state: State | None) -> float:
 def _limit(
     case: Case, error: float, state: State | None, run: Callable[[Case, State | None], Tensor]
 ) -> float:
-    """The limit, or in float32 the effect of four roundings (for tokens, of weights) if larger."""
+    """The limit, or in float32 the effect of four roundings if larger."""
     limit = LIMITS[case.dtype]
     if error <= limit or case.dtype == torch.float64:
         return limit
-    tokens = not case.x.is_floating_point()
-    return max(
-        limit, ROUNDINGS * change_by_rounding(case, state, run, _apart, case.dtype, weights=tokens)
-    )
+    return max(limit, ROUNDINGS * change_by_rounding(case, state, run, _apart, case.dtype))
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

@@ -54,7 +54,7 @@ def precision(case: Case) -> Iterator[Finding]:
     limit = LOW_PRECISION_LIMIT
     if error > limit:
         rounded = Case(full, x, case.chunks, case.dtype)
-        change = change_by_rounding(rounded, None, _outputs, relative, torch.bfloat16, weights=True)
+        change = change_by_rounding(rounded, None, _outputs, relative, torch.bfloat16)
         limit = max(limit, ROUNDINGS * change)
     yield Finding(
         "bfloat16 runs, accumulators float32",
