@@ -22,9 +22,8 @@ that with fewer it computes padding; here they lie along queries."""
 
 QUERIES, LEAST = 64, 1 << 22
 """Queries that fill the vectors of a task, and products that take longer than its start: from both
-on, scores that stay in registers gain with vectors of eight numbers (examples/kernel_gains.py). A
-layer with half or a quarter of these products takes up to 1.15 times as long in this kernel as in
-PyTorch's, with AVX-512 (Sapphire Rapids) and with AVX2 there."""
+on, scores that stay in registers gain with vectors of eight numbers (examples/kernel_gains.py).
+With fewer products, PyTorch's kernel is faster (examples/auto_choice.py)."""
 
 FEW_QUERIES = 4
 """Up to this many queries, vectors lie along the entries of a head."""
@@ -58,10 +57,9 @@ def gains(function: str, *inputs: Any) -> bool:
 
 
 def _by_matrix_units(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether PyTorch's forward pass multiplies on matrix units, in half of the time.
+    """Whether PyTorch's forward pass multiplies on matrix units, which is faster.
 
-    Its backward pass takes 1.0 to 1.3 times as long as the kernel (512 and 1,024 queries, heads of
-    64 and 128 entries), with shorter rows several times.
+    Its backward pass is slower than the kernel's, most of all with short rows.
     """
     halves = q.dtype is k.dtype is v.dtype is torch.bfloat16
     return halves and q.shape[3] > NARROW and has_matrix_units()

@@ -24,8 +24,7 @@ from stateline.ops.numba_common.vector import LANES
 WIDEST = math.inf if LANES == 16 else 128
 """Largest width of keys and values at which gradients are faster than with PyTorch's products.
 
-Above it, those take 0.93 to 1.14 times as long as the kernels with AVX2, and 1.0 to 1.25 times with
-AVX-512 (Sapphire Rapids).
+With AVX-512, they are faster with wider heads, too (measured on one processor).
 """
 
 
