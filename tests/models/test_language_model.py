@@ -74,8 +74,11 @@ def test_an_output_matrix_of_its_own_may_have_a_bias() -> None:
 def test_learned_positions_tell_places_apart() -> None:
     with_positions, without = (model("feed_forward", max_len=length) for length in (4, None))
     same_token = torch.zeros(1, 4, dtype=torch.int64)
-    assert without(same_token).unique(dim=1).shape[1] == 1
-    assert with_positions(same_token).unique(dim=1).shape[1] == 4
+    # Not to the bit: a product of matrices may sum its last rows in another order.
+    logits = without(same_token)
+    torch.testing.assert_close(logits, logits[:, :1].expand_as(logits))
+    apart = torch.pdist(with_positions(same_token)[0])
+    assert apart.min() > 1e-3
 
 
 @pytest.mark.parametrize("block", ["sequential", "parallel"])
