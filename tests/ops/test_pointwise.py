@@ -65,6 +65,20 @@ def test_a_feed_forward_of_no_positions_has_gradients(backend: str, shape: tuple
     assert not any(gradient.any() for gradient in of_weights)
 
 
+def test_frozen_weights_of_a_feed_forward_cost_no_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = pytest.importorskip("stateline.ops.pointwise.numba_backend")
+    monkeypatch.delattr(backend, "weight_gradient")
+    x, weights = normal(5, 6), maps()
+    frozen = [weight.detach() for weight in weights]
+    y, wanted = (
+        feed_forward(x, FeedForwardWeights(*given), backend=name)
+        for given, name in ((frozen, "numba"), (weights, "reference"))
+    )
+    assert_close(*(torch.autograd.grad(out.sum(), x)[0] for out in (y, wanted)))
+
+
 @pytest.mark.parametrize("shape", [(14,), (3, 5, 14), (150, 66)])
 def test_gates_and_norms_are_their_definitions(
     agrees: Callable[..., None], backend: str, shape: tuple[int, ...]

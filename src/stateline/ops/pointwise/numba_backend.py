@@ -137,9 +137,15 @@ class _FeedForward(torch.autograd.Function):
     @once
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, z, slope, w_in, w_out = ctx.saved_tensors
+        of_x, of_w_in, of_b_in, of_w_out, of_b_out = ctx.needs_input_grad
         of_h = product(grad, w_out.T).mul_(slope)
-        of_maps = weight_gradient(of_h, x), of_h.sum(0), weight_gradient(grad, z), grad.sum(0)
-        return product(of_h, w_in.T), *of_maps
+        return (
+            product(of_h, w_in.T) if of_x else None,
+            weight_gradient(of_h, x) if of_w_in else None,
+            of_h.sum(0) if of_b_in else None,
+            weight_gradient(grad, z) if of_w_out else None,
+            grad.sum(0) if of_b_out else None,
+        )
 
 
 def swiglu(h: Tensor) -> Tensor:
