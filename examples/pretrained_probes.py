@@ -4,9 +4,10 @@ Run it: python examples/pretrained_probes.py MODELS/smollm2 MODELS/gemma3 --data
             --record benchmarks/papers/repeat_after_me/pretrained.json
 
 Each model answers the same 20 examples of a phone book (figure 1c), of copies of text and of
-shuffled text (figure 7), and of copies of random letters (figure 10). A started run goes on where
-it stopped. No released weights of Mamba can be reached from here, so the other half of the paper's
-comparison is missing. With the folder of a Mamba, or ``hf:FOLDER``, the same command measures it.
+shuffled text (figure 7), of copies of random letters (figure 10), and of the lookup of n-grams in
+them. A started run goes on where it stopped. No released weights of Mamba can be reached from here,
+so the other half of the paper's comparison is missing. With the folder of a Mamba, or
+``hf:FOLDER``, the same command measures it.
 """
 
 import argparse
@@ -22,8 +23,9 @@ from stateline.train.environment import environment
 EXAMPLES = 20
 
 POINTS = [
-    *[(task, 20) for task in ("phone_book", "copy", "shuffled_copy", "letters")],
-    *[("letters", 50), ("phone_book", 70), ("copy", 100), ("shuffled_copy", 100)],
+    *[(task, 20) for task in ("phone_book", "copy", "shuffled_copy", "letters", "ngram_lookup")],
+    *[("letters", 50), ("ngram_lookup", 50), ("phone_book", 70)],
+    *[("copy", 100), ("shuffled_copy", 100)],
 ]
 
 

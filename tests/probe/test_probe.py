@@ -162,6 +162,19 @@ def test_letters_are_uniform_and_as_many_as_asked_for(sources: Path) -> None:
     assert max(found.values()) < 1.5 * min(found.values())
 
 
+def test_a_lookup_asks_for_the_letters_after_a_key_that_occurs_once(sources: Path) -> None:
+    for length in (8, 60):
+        for example in examples("ngram_lookup", length, sources, n=50):
+            (answer,), (text, shown, asked) = example.accepted, example.prompt.split("\n\n")
+            assert PROBES["ngram_lookup"].score(example, f" {answer}\na b c: d") == (1, 1)
+            assert len(text.split(" ")) == length
+            for entry in (*shown.split("\n"), f"{asked} {answer}"):
+                key, value = entry.split(": ")
+                assert text.count(key) == 1
+                assert f"{key} {value}" in text
+                assert len(key) == len(value) == 5
+
+
 def test_passages_are_binned_by_their_tokens(sources: Path) -> None:
     for prompt, accepted in examples("squad", 50, sources):
         passage, shown, asked = prompt.split("\n\n")

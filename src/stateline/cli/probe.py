@@ -27,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
         "tasks",
         list[str],
         ["letters"],
-        "phone_book, copy, shuffled_copy, letters, dictionary or squad",
+        "phone_book, copy, shuffled_copy, letters, ngram_lookup, dictionary or squad",
     )
     parser.switch("heads", "what --tasks lose without each head; also on tasks such as copying")
     option("windows", list[int], [], "with --heads: how many tokens a head needs to see, of these")

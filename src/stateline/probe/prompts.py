@@ -21,7 +21,7 @@ class Example(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A line of a phone book."""
+    """A line of a phone book, or an n-gram and the letters that follow it."""
 
     name: str
     number: str
@@ -38,9 +38,18 @@ def phone_book(entries: Sequence[Entry], shown: Sequence[Entry], asked: Entry) -
         >>> phone_book(book, book[:2], book[2]).prompt[-31:]
         'Ann Lee: 61\nBo Ray: 72\n\nCy Fox:'
     """
-    lines = "\n".join(map(str, entries))
+    return lookup("\n".join(map(str, entries)), shown, asked)
+
+
+def lookup(text: str, shown: Sequence[Entry], asked: Entry) -> Example:
+    r"""A text, names with what it says of them as demonstrations, and a name that is asked for.
+
+    Example:
+        >>> lookup("k f p q", [Entry("k", "f"), Entry("f", "p")], Entry("p", "q")).prompt
+        'k f p q\n\nk: f\nf: p\n\np:'
+    """
     demonstrations = "\n".join(map(str, shown))
-    return Example(f"{lines}\n\n{demonstrations}\n\n{asked.name}:", (asked.number,))
+    return Example(f"{text}\n\n{demonstrations}\n\n{asked.name}:", (asked.number,))
 
 
 def copy(text: str) -> Example:

@@ -2,6 +2,7 @@
 
 import random
 import string
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from typing import NamedTuple
@@ -26,6 +27,9 @@ TRIES = 100
 """Largest number of windows drawn to find two words: a copy of one word leaves nothing to write."""
 
 _COPIED = (20, 50, 100, 200, 300)
+
+NGRAM = 3
+"""Letters of a key of ``ngram_lookup``, and of its answer."""
 
 MOST = 1 << 25
 """Upper limit on the length of all examples together, so that a typo gives an error message."""
@@ -196,6 +200,19 @@ def _letters(draw: Draw) -> Example:
     return prompts.copy(" ".join(letters))
 
 
+def _ngram_lookup(draw: Draw) -> Example:
+    """A string of which three n-grams occur once and are followed by as many letters."""
+    for _ in range(TRIES):
+        letters = draw.rng.choices(string.ascii_lowercase, k=draw.length)
+        grams = [" ".join(letters[i : i + NGRAM]) for i in range(draw.length - NGRAM + 1)]
+        count, followed = Counter(grams), zip(grams, grams[NGRAM:], strict=False)
+        entries = [Entry(gram, more) for gram, more in followed if count[gram] == 1]
+        if len(entries) >= 3:
+            *shown, asked = draw.rng.sample(entries, 3)
+            return prompts.lookup(" ".join(letters), shown, asked)
+    raise NoExamples(f"fewer than three n-grams occur once in {draw.length} letters")
+
+
 def _squad(draw: Draw) -> Example:
     low, high = draw.length - BIN, draw.length
     sizes = draw.passage_sizes()
@@ -232,6 +249,12 @@ PROBES: Mapping[str, Probe] = {
         *("letters", "", _COPIED, _letters, "\n\n", _half_more),
         least=2,  # the prompt ends with the first one
     ),
+    "ngram_lookup": Probe(
+        "Lookup of n-grams",
+        *("letters", "", _COPIED, _ngram_lookup, "\n"),
+        new_tokens=lambda _: 5 * NGRAM,  # a token for each letter and each space, and some more
+        least=2 * NGRAM + 2,  # of which three are keys
+    ),
     "dictionary": Probe(
         "Dictionary",
         *("pairs", "", (10, 20, 50), lambda draw: dictionary(draw.rng, draw.length), "\n"),
@@ -247,4 +270,4 @@ PROBES: Mapping[str, Probe] = {
         never_empty=True,
     ),
 }
-"""The probes of Repeat After Me, section 4, and a dictionary, by name."""
+"""The probes of Repeat After Me, section 4, its lookup of n-grams, and a dictionary, by name."""
