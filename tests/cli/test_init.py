@@ -43,6 +43,19 @@ def test_heads_that_stay_are_no_new_weights(tmp_path: Path) -> None:
     assert "core.layers.0." not in told
 
 
+def test_it_is_told_how_replaced_layers_begin(tmp_path: Path) -> None:
+    old = ModelConfig("attention(n_heads=2)*5", vocab_size=8, d_model=16)
+    save_model(LanguageModel(old), tmp_path / "old")
+    delta = "gated_delta_net(n_heads=2, d_key=8, expand_v=1)"
+    others = "gated_delta_net(n_heads=4, expand_v=1) lstm feed_forward"
+    new = replace(old, pattern=f"{delta} {others} {delta} attention")
+    told = start_in_words(new, str(tmp_path / "old"))
+    assert told.split("; ")[1] == (
+        "fitted outputs of layers 0 and 1 and 3, unfitted outputs of layer 2, "
+        "old queries, keys and values of layers 0 and 3, other settings of layer 4"
+    )
+
+
 @pytest.fixture
 def recordings(tmp_path: Path) -> str:
     """The task to predict the next values of recordings with two channels."""

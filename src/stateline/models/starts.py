@@ -40,12 +40,25 @@ def replaced(
     student: LanguageModel, teacher: LanguageModel
 ) -> Iterator[tuple[int, Branch, Branch]]:
     """The branches whose layers are not alike: index of the block, and the branch in both."""
+    for index, branch, other in _pairs(student, teacher):
+        if not alike(branch.layer, other.layer):
+            yield index, branch, other
+
+
+def changed(student: LanguageModel, teacher: LanguageModel) -> set[int]:
+    """The blocks whose layers are like the old ones, with other settings."""
+    return {
+        index
+        for index, branch, other in _pairs(student, teacher)
+        if alike(branch.layer, other.layer) and branch.layer.settings != other.layer.settings
+    }
+
+
+def _pairs(student: LanguageModel, teacher: LanguageModel) -> Iterator[tuple[int, Branch, Branch]]:
     pairs = zip(student.stack.links, teacher.stack.links, strict=True)
     for index, blocks in enumerate(pairs):
-        own, its = map(_branches, blocks)
-        for branch, other in zip(own, its, strict=True):
-            if not alike(branch.layer, other.layer):
-                yield index, branch, other
+        for branch, other in zip(*map(_branches, blocks), strict=True):
+            yield index, branch, other
 
 
 def beside(layer: AnyLayer, old: AnyLayer) -> tuple[list[AnyLayer], list[int]]:
@@ -89,22 +102,31 @@ class _Fit:
         self.lasts = [last for last in lasts if isinstance(last, nn.Linear)]
         self.possible = bool(parts) and len(self.lasts) == len(parts)
         self.widths = [last.in_features for last in self.lasts]
-        width, double = sum(self.widths), torch.float64
-        self.sums = [
-            (
-                torch.zeros(width, width, dtype=double),
-                torch.zeros(width, branch.d_model, dtype=double),
-            )
+
+    def solve(self, streams: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Set the last maps, by batches of inputs of the block in the student and the teacher."""
+        width, outputs, double = sum(self.widths), self.branch.d_model, torch.float64
+        sums = [
+            (torch.zeros(width, width, dtype=double), torch.zeros(width, outputs, dtype=double))
             for _ in range(PARTS)
         ]
+        for own, old in streams:
+            for (gram, products), (f, y) in zip(sums, self._parts(own, old), strict=False):
+                gram.addmm_(f.T, f)
+                products.addmm_(f.T, y)
+        maps = best_map(sums).T.split(self.widths, dim=1)
+        for last, weight in zip(self.lasts, maps, strict=True):
+            last.weight.copy_(weight)
+            if last.bias is not None:
+                last.bias.zero_()
 
-    def add(
+    def _parts(
         self,
-        stream: Float[Tensor, "batch length d_model"],
+        own: Float[Tensor, "batch length d_model"],
         old: Float[Tensor, "batch length d_model"],
-    ) -> None:
-        """Read the inputs of the block, in the student and in the teacher."""
-        (x, _), (its, _) = self.branch.enter(stream), self.other.enter(old)
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """Parts of the inputs of the last maps, and the outputs that are wanted."""
+        (x, _), (its, _) = self.branch.enter(own), self.other.enter(old)
         features: list[Tensor] = []
         with ExitStack() as hooks:
             for last in self.lasts:
@@ -114,17 +136,7 @@ class _Fit:
         inputs = torch.cat(features, dim=-1).flatten(0, 1).double().cpu()
         wanted = self.other.layer(its) - sum(part(x) for part in self.staying)
         parts = inputs.chunk(PARTS), wanted.flatten(0, 1).double().cpu().chunk(PARTS)
-        for (gram, products), f, y in zip(self.sums, *parts, strict=False):
-            gram.addmm_(f.T, f)
-            products.addmm_(f.T, y)
-
-    def solve(self) -> None:
-        """Set the last maps."""
-        maps = best_map(self.sums).T.split(self.widths, dim=1)
-        for last, weight in zip(self.lasts, maps, strict=True):
-            last.weight.copy_(weight)
-            if last.bias is not None:
-                last.bias.zero_()
+        return zip(*parts, strict=True)
 
 
 def best_map(
@@ -177,7 +189,7 @@ def fit_outputs(
         teacher: The model that the student starts from.
         batches: Tokens; as many batches are read as the layers have features, 8 times.
     """
-    fits = [fit for pair in replaced(student, teacher) if (fit := _Fit(*pair)).possible]
+    fits = _fits(student, teacher)
     if not fits:
         return
     wanted, old = PER_FEATURE * max(sum(fit.widths) for fit in fits), list[Tensor]()
@@ -192,9 +204,7 @@ def fit_outputs(
     for block, (link, other) in enumerate(links):
         here = [fit for fit in fits if fit.block == block]
         for fit in here:
-            for pair in zip(own, old, strict=True):
-                fit.add(*pair)
-            fit.solve()
+            fit.solve(zip(own, old, strict=True))
         fits = [fit for fit in fits if fit.block > block]
         if not fits:
             break
@@ -203,21 +213,39 @@ def fit_outputs(
         own = list(old) if same else [link(stream) for stream in own]
 
 
-def take_heads(student: LanguageModel, teacher: LanguageModel) -> None:
+def _fits(student: LanguageModel, teacher: LanguageModel) -> list[_Fit]:
+    return [fit for pair in replaced(student, teacher) if (fit := _Fit(*pair)).possible]
+
+
+def fitted(student: LanguageModel, teacher: LanguageModel) -> set[int]:
+    """The blocks whose layers :func:`fit_outputs` fits: those with last maps."""
+    return {fit.block for fit in _fits(student, teacher)}
+
+
+def take_heads(student: LanguageModel, teacher: LanguageModel) -> set[int]:
     """Give the heads of attention to new layers that begin better with them.
 
     Attention inside ``parallel`` becomes the heads that stay; layers beside it take the queries,
     keys and values of the others.
 
+    Returns:
+        The blocks in which a recurrence takes queries, keys and values.
+
     Raises:
         InputError: If there are no such heads, or attention has other settings.
     """
-    for _, branch, other in replaced(student, teacher):
-        old = other.layer
-        if isinstance(old, SoftmaxHeads) and isinstance(branch.layer, TakesHeads):
-            branch.layer.take(old.head_maps())
-        if isinstance(old, SoftmaxHeads) and isinstance(branch.layer, Parallel):
-            _divide(branch.layer, old)
+    taken = set[int]()
+    for block, branch, other in replaced(student, teacher):
+        layer, old = branch.layer, other.layer
+        if not isinstance(old, SoftmaxHeads):
+            continue
+        if isinstance(layer, Parallel):
+            _divide(layer, old)
+        parts, heads = beside(layer, old)
+        for part in parts:
+            if isinstance(part, TakesHeads) and part.take(old.head_maps().of(heads)):
+                taken.add(block)
+    return taken
 
 
 def staying(layer: AnyLayer, old: AnyLayer) -> list[SoftmaxHeads]:
@@ -237,9 +265,5 @@ def _divide(layer: Parallel, old: SoftmaxHeads) -> None:
             "must have as many, of the same width, no shared keys, and the settings of the old "
             f"layer, as attention(n_heads={len(kept)}, n_kv_heads={len(kept)}, d_head={old.d_head})"
         )
-    others = [head for head in range(old.n_heads) if head not in kept]
     for part in stay:
         part.take_heads(old, kept)
-    for beside in layer.links:
-        if isinstance(beside, TakesHeads):
-            beside.take(old.head_maps().of(others))

@@ -16,7 +16,15 @@ from stateline.layers.compose import ParallelResidual, inside
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model, meta_model
 from stateline.models.language_model import LanguageModel
-from stateline.models.starts import alike, fit_outputs, replaced, staying, take_heads
+from stateline.models.starts import (
+    alike,
+    changed,
+    fit_outputs,
+    fitted,
+    replaced,
+    staying,
+    take_heads,
+)
 from stateline.tasks import Task
 
 FREE: tuple[str, ...] = ("embedding_dropout", "residual_dropout", "init")
@@ -194,22 +202,35 @@ def _in_runs(numbers: Sequence[int]) -> str:
 def start_in_words(config: ModelConfig, folder: str) -> str:
     """What a model of ``config`` takes from the model in a folder, in words."""
     source = read_model_config(folder)
-    kept = _staying(config, source)
-    new = [name for name in new_tensors(config, source) if not name.startswith(kept)]
-    return f"starting from the weights in {folder}; new weights: {listed(config, new) or 'none'}"
-
-
-def _staying(config: ModelConfig, source: ModelConfig) -> tuple[str, ...]:
-    """Beginnings of the names of weights that are those of heads that stay beside a recurrence."""
     model, start = meta_model(config), meta_model(source)
-    if not (isinstance(model, LanguageModel) and isinstance(start, LanguageModel)):
-        return ()
+    new, parts = new_tensors(config, source), [f"starting from the weights in {folder}"]
+    if isinstance(model, LanguageModel) and isinstance(start, LanguageModel):
+        kept = _staying(model, start)
+        new = [name for name in new if not name.startswith(kept)]
+        parts += filter(None, [listed(config, _begun(model, start))])
+    return "; ".join([*parts, f"new weights: {listed(config, new) or 'none'}"])
+
+
+def _staying(model: LanguageModel, start: LanguageModel) -> tuple[str, ...]:
+    """Beginnings of the names of weights that are those of heads that stay beside a recurrence."""
     found = {
         part
         for _, branch, other in replaced(model, start)
         for part in staying(branch.layer, other.layer)
     }
     return tuple(f"{name}." for name, layer in model.named_modules() if layer in found)
+
+
+def _begun(model: LanguageModel, start: LanguageModel) -> list[str]:
+    """How layers begin that differ from the old ones, as names of parts of blocks."""
+    fits, blocks = fitted(model, start), {block for block, *_ in replaced(model, start)}
+    ways = {
+        "fitted outputs": fits,
+        "unfitted outputs": blocks - fits,
+        "old queries, keys and values": take_heads(model, start),
+        "other settings": changed(model, start),
+    }
+    return [f"stack.layers.{block}.{way}" for way, own in ways.items() for block in sorted(own)]
 
 
 def start_from(
