@@ -15,8 +15,9 @@ from stateline.cli import main
 from stateline.generate import generate
 from stateline.layers import LAYERS, FeedForward
 from stateline.layers.law import check_layer
-from stateline.models.checkpoint import load_model
+from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters
 from stateline.ops import OPS
 from stateline.reports.format import DASH
@@ -294,6 +295,17 @@ def test_info_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert mamba["state_bytes"]["256"] == mamba["state_bytes"]["65536"]
     assert lstm["weight_bytes"] < 4 * lstm["parameters"]
     assert lstm["device_bytes"] > 0
+
+
+def test_info_tells_the_settings_of_layers_that_the_pattern_does_not_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = {"n_heads": 2, "position": "rope"}
+    config = ModelConfig("attention lstm", 8, d_model=16, layers={"attention": heads})
+    save_model(LanguageModel(config), tmp_path / "model")
+    shown = said(capsys, "info", str(tmp_path / "model"))
+    assert "settings: attention(n_heads=2, position=rope)\n" in shown
+    assert "settings" not in said(capsys, "info", "attention lstm")
 
 
 def test_info_tells_costs_at_given_lengths(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """A transformer becomes a hybrid in stages, each a run that can go on."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -207,6 +208,16 @@ def test_a_stage_without_a_rate_has_its_own_and_not_the_rate_of_its_task(
     assert rate(f"{stage}(steps=9)") == RATES[stage] != make_task(TASK).training["lr"]
     assert rate(stage, lr=0.5) == 0.5
     assert rate(f"{stage}(lr=0.2)", lr=0.5) == 0.2
+
+
+def test_a_student_may_have_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_teacher(tmp_path / "teacher")
+    plan = plan_of(tmp_path, "logits")
+    for name, label in (("", NEW), ("short", "short")):
+        job = next(dataclasses.replace(plan, name=name).steps()).job
+        assert (job.label, job.model.pattern) == (label, NEW)
+    assert distilled(tmp_path, *arguments(tmp_path), pattern=f"teacher={NEW}") == 2
+    assert "a student needs another name than teacher" in capsys.readouterr().err
 
 
 def test_each_loss_that_compares_with_a_teacher_is_a_stage() -> None:

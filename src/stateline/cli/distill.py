@@ -35,7 +35,9 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.argument("teacher", "folder of the teacher; hf:FOLDER for transformers")
     option = parser.option
-    parser.add_argument("--pattern", type=str, required=True, help="the layers of the student")
+    parser.add_argument(
+        "--pattern", type=str, required=True, help="the layers of the student, or NAME=layers"
+    )
     option("text", str, None, "a corpus, or files and folders of which one is made in --out/corpus")
     option("task", str, None, 'in place of --text: a task such as "copying(max_len=15)"')
     option("length", int, 512, "tokens of a row, for --text")
@@ -68,6 +70,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from rich.console import Console
 
     from stateline.cli.progress import show_news
+    from stateline.compare.recipe import split_alias
     from stateline.probe import PROBES
     from stateline.runs.stages import Distilling, Done, distil, read_stages, teacher_record
     from stateline.tasks import make_task
@@ -84,10 +87,11 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         check_choice("probe", probe, PROBES)
     resolve_device(given.device)  # before a corpus is written
     command = command_line("distill", arguments)
+    name, pattern = split_alias(given.pattern)
     with join_processes(given.device) as processes, caught_signals() as caught:
         spec = given.task or _text_task(given, folder, processes)
         plan = Distilling(
-            given.teacher, given.pattern, spec, make_task(spec), stages, train, model, folder
+            given.teacher, pattern, spec, make_task(spec), stages, train, model, folder, name
         )
         plan.check()
         stop, done = lambda: bool(caught), list[Done]()

@@ -19,6 +19,7 @@ from stateline.cli.recipe import SUFFIXES
 from stateline.devices import resolve_dtype
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
+from stateline.pattern import Item, format_pattern
 from stateline.reports.format import short_bytes, short_number
 from stateline.settings import at_least
 from stateline.workers import memory_bytes
@@ -123,6 +124,7 @@ def measure(config: ModelConfig, given: Namespace) -> dict[str, Any]:
         memory = torch.cuda.mem_get_info(device)[1]
     return {
         "pattern": config.pattern,
+        "settings": format_pattern(tuple(Item(n, {**own}) for n, own in config.layers.items())),
         "d_model": config.d_model,
         "vocab_size": config.vocab_size,
         "parameters": count(model),
@@ -147,6 +149,8 @@ def show(console: "Console", found: Mapping[str, Any]) -> None:
     """Print the tables of one model."""
     pattern, width = found["pattern"], found["d_model"]
     console.print(f"{pattern}  d_model {width}, vocabulary {found['vocab_size']}")
+    if found["settings"]:
+        console.print(f"settings: {found['settings']}")
     states = (f"state at {n:,}" for n in found["layers"][0]["state_bytes"])
     layers = plain_table("layer", "parameters of one", *states, left=1)
     for start, count, group in folded(found["layers"]):

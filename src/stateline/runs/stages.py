@@ -148,6 +148,7 @@ class Distilling:
         train: Settings of training for all stages, which those of a stage override.
         model: Settings of the student that differ from the teacher's.
         folder: Folder of all runs.
+        name: Name of the student in results; by default its pattern.
     """
 
     teacher: str
@@ -158,6 +159,7 @@ class Distilling:
     train: Mapping[str, Any]
     model: Mapping[str, Any]
     folder: Path
+    name: str = ""
 
     @property
     def start(self) -> str:
@@ -186,6 +188,8 @@ class Distilling:
         Raises:
             InputError: If one cannot be used.
         """
+        if self.name == TEACHER:
+            raise InputError(f"a student needs another name than {TEACHER}, got {self.name}=...")
         for stage in self.stages:
             self._training(stage)
         next(self.steps(), None)
@@ -211,7 +215,7 @@ class Distilling:
             {"pattern": self.pattern, "init": init, "task": self.spec, "model": model}
             | {"train": dataclasses.asdict(training)}
         )
-        return Step(folder, job, recipe)
+        return Step(folder, dataclasses.replace(job, alias=self.name), recipe)
 
     def _layers(self) -> dict[int, int]:
         """The blocks whose layers replace others, by the numbers of the layers in the pattern."""
