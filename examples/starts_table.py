@@ -4,7 +4,8 @@ Run it: python examples/starts_table.py WIKITEXT/valid.txt WIKITEXT/test.txt mod
 
 Layers are replaced one at a time, and all at once, by each kind of recurrence. Started layers take
 the heads of the old ones where they can, and their last maps are fitted on the first text; the loss
-is that of rows of the second one. Shown is its rise, with the standard error over these rows.
+is that of rows of the second one. Shown is its rise, with the standard error over these rows. Rows
+begin with the token that the model reads before a text, if there is one.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -143,7 +145,8 @@ def main(given: argparse.Namespace) -> None:
     for folder in given.models:
         model, tokenizer = load_run(folder, dtype=torch.float32)
         tokens = [tokenizer.encode(path.read_text()) for path in given.texts]
-        scored = cut(tokens[1], given.length, given.rows)
+        cut = partial(rows_of, length=given.length, beginning=tokenizer.beginning)
+        scored = cut(tokens[1], n=given.rows)
         mixers = [b for b, heads in enumerate(StatelineNetwork(model).mixers) if heads]
         blocks = [mixers[layer] for layer in given.alone]
         measured = Measured(model, scored, blocks)
@@ -157,7 +160,7 @@ def main(given: argparse.Namespace) -> None:
             own = student(model, kind)
             new = measured.replaced(own)
             take_heads(own, model)
-            started = measured.replaced(own, cut(tokens[0], given.length, FITTED).split(4))
+            started = measured.replaced(own, cut(tokens[0], n=FITTED).split(4))
             for start, values in (("new", new), ("started", started)):
                 rows.append(
                     RecordedRow(label=f"{name}, {kind}, {start}", seeds=texts, values=values)
@@ -167,11 +170,12 @@ def main(given: argparse.Namespace) -> None:
                 write_table(given.out, record(rows, given))
 
 
-def cut(tokens: Sequence[int], length: int, n: int) -> Tensor:
-    """Rows of tokens, evenly spread over a text."""
-    width = length + 1
+def rows_of(tokens: Sequence[int], length: int, beginning: Sequence[int], n: int) -> Tensor:
+    """Rows of tokens, evenly spread over a text, behind what the model reads before a text."""
+    width = length + 1 - len(beginning)
     rows = torch.tensor(tokens[: len(tokens) // width * width]).view(-1, width)
-    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), n)).long()]
+    chosen = rows[torch.linspace(0, len(rows) - 1, min(len(rows), n)).long()]
+    return torch.cat([torch.tensor(beginning, dtype=torch.long).expand(len(chosen), -1), chosen], 1)
 
 
 def record(rows: list[RecordedRow], given: argparse.Namespace) -> TableRecord:

@@ -45,7 +45,7 @@ def jobs() -> list[Job]:
 
 def test_a_line_tells_how_far_how_well_and_how_fast() -> None:
     line = describe(metrics(), "bits per byte")
-    wanted = "   40/70  loss 1.250 nats  bits per byte 0.500  12,346 tokens/s  1:15 left"
+    wanted = "   40/70  loss 1.250  bits per byte 0.500  12,346 tokens/s  1:15 left"
     assert line == wanted
 
 
@@ -86,7 +86,7 @@ def test_without_a_terminal_lines_about_a_run_are_seldom(jobs: list[Job]) -> Non
 
 
 def test_the_score_of_a_line_is_named_by_the_metric_of_the_task(jobs: list[Job]) -> None:
-    assert "nats  string accuracy 0.500  " in told(jobs, terminal=False)
+    assert "  string accuracy 0.500  " in told(jobs, terminal=False)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

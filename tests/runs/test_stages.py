@@ -150,6 +150,28 @@ def test_a_teacher_of_transformers_gives_the_logits_of_ours(tmp_path: Path) -> N
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_teacher_that_expects_a_token_before_each_text_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, begins: bool
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    save_model(LanguageModel(ModelConfig(OLD, vocab_size=257, d_model=16)), tmp_path / "teacher")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate(["<s>", *letters])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    if begins:
+        made.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+    made.save(str(tmp_path / "teacher" / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("a text of a few words. " * 200)
+    text = ["--text", str(tmp_path / "text.txt"), "--length", "16", "--batch_size", "4"]
+    assert distilled(tmp_path, *text, *arguments(tmp_path, "outputs(steps=1)")[2:]) == 0
+    assert ("expects a token before each text" in caplog.text) == begins
+
+
 @pytest.mark.slow
 def test_a_signal_stops_between_scores_and_the_same_command_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ another kind are new. Each stage is a run in --out; a second start goes on where
 The report shows the student beside its teacher.
 """
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,8 @@ from stateline.files import user_path
 from stateline.plugins import command_line
 from stateline.reports.format import short_number
 from stateline.settings import at_least
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import torch
@@ -119,16 +122,20 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
 def _text_task(given: Any, folder: Path, processes: "Processes") -> str:
     """The task on a corpus; one process makes it of texts, with the teacher's tokenizer."""
-    from stateline.data import CorpusSettings, write_corpus
+    from stateline.data import CorpusSettings, load_tokenizer, write_corpus
     from stateline.generate.hugging_face import HUGGING_FACE
     from stateline.generate.runs import find_model, own_tokenizer
     from stateline.pattern import Item, format_pattern
     from stateline.runs.stages import scored_tokens
 
     corpus = user_path(given.text, "text")
+    tokenizer = own_tokenizer(find_model(given.teacher.removeprefix(HUGGING_FACE)))
+    if tokenizer is not None and load_tokenizer(tokenizer).beginning and processes.main:
+        _log.warning(
+            "the teacher expects a token before each text, which rows of a corpus lack: it scores "
+            "worse here than in use, and teaches what it does without this token"
+        )
     if not (corpus / "index.json").exists():
-        home = find_model(given.teacher.removeprefix(HUGGING_FACE))
-        tokenizer = own_tokenizer(home)
         settings = CorpusSettings(tokenizer="byte" if tokenizer is None else str(tokenizer))
         processes.on_main(
             lambda: write_corpus([given.text], folder / "corpus", settings, workers=1)

@@ -21,7 +21,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 def describe(metrics: Metrics, score_name: str) -> str:
-    """Metrics as one readable line; the loss is in nats per target."""
+    """Metrics as one readable line; the unit of the loss is that of what is trained."""
     score = "" if metrics.metric is None else f"  {score_name} {metrics.metric:.3f}"
     minutes, seconds = divmod(round(metrics.seconds_left), 60)
     speed = f"{metrics.tokens_per_second:,.0f} tokens/s"
@@ -30,7 +30,7 @@ def describe(metrics: Metrics, score_name: str) -> str:
     if metrics.memory is not None:
         speed += f"  {metrics.memory / 2**30:.1f} GiB"
     return (
-        f"{metrics.step:>5}/{metrics.steps}  loss {metrics.loss:.3f} nats{score}  {speed}  "
+        f"{metrics.step:>5}/{metrics.steps}  loss {metrics.loss:.3f}{score}  {speed}  "
         f"{minutes}:{seconds:02} left"
     )
 

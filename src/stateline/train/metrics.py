@@ -43,7 +43,8 @@ class Metrics:
     Attributes:
         step: Updates so far.
         steps: Planned number of updates.
-        loss: Mean loss of the updates since the last line, in nats per target.
+        loss: Mean loss of the updates since the last line, in nats per target, or in the unit
+            of ``match``.
         metric: Score at the training length, if it was measured and is finite, in the unit of the
             task's metric.
         lr: Learning rate of the last update.
