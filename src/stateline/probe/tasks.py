@@ -71,6 +71,7 @@ class Probe(NamedTuple):
         new_tokens: Gives the largest number of tokens of an answer to a prompt of a length.
         normalise: Whether exact match ignores case, punctuation and articles.
         never_empty: Whether the first token of an answer must not be an end token.
+        words: Words of an answer that count, which a model may continue; by default all.
         least: The smallest length.
         most: The largest length, if there is one.
     """
@@ -84,12 +85,15 @@ class Probe(NamedTuple):
     new_tokens: Callable[[int], int]
     normalise: bool = False
     never_empty: bool = False
+    words: int | None = None
     least: int = 1
     most: int | None = None
 
     def score(self, example: Example, text: str) -> tuple[float, float]:
         """Exact match and F1 of the text that a model wrote after the prompt."""
         answer = prompts.one_line(text.split(self.stop)[0])
+        if self.words is not None:
+            answer = " ".join(answer.split()[: self.words])
         accepted = [prompts.one_line(text) for text in example.accepted]
         return exact_match(answer, accepted, normalise=self.normalise), f1(answer, accepted)
 
@@ -252,7 +256,8 @@ PROBES: Mapping[str, Probe] = {
     "ngram_lookup": Probe(
         "Lookup of n-grams",
         *("letters", "", _COPIED, _ngram_lookup, "\n"),
-        new_tokens=lambda _: 5 * NGRAM,  # a token for each letter and each space, and some more
+        new_tokens=lambda _: 3 * NGRAM,  # a letter and its space may be two tokens
+        words=NGRAM,
         least=2 * NGRAM + 2,  # of which three are keys
     ),
     "dictionary": Probe(
