@@ -219,7 +219,7 @@ def generating(given: argparse.Namespace, folder: Path) -> Iterator[Case]:
         model = load_pretrained(folder, dtype=given.dtype).eval()
         session = Session(model, prefill(model, prompt))
         return (
-            lambda: Session(model, prefill(model, prompt), room=1).step(),
+            lambda: Session.after(model, prompt, room=1).step(),
             lambda: [session.step() for _ in range(given.tokens)],
         )
 

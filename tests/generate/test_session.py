@@ -89,6 +89,52 @@ def test_room_in_the_state_is_made_as_the_text_grows(build: Build, room: int) ->
     assert found.equal(generate(made, RAGGED, 8))
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), NARROW], ids=["greedy", "narrow"])
+@pytest.mark.parametrize("pattern", KINDS)
+def test_prompts_read_with_their_last_tokens_go_on_as_without(
+    build: Build, pattern: str, sampling: Sampling
+) -> None:
+    made = build(pattern)
+    whole = Session.after(made, RAGGED, seed=3, sampling=sampling, room=2)
+    without = Session(made, prefill(made, RAGGED, seed=3), sampling=sampling)
+    for _ in range(6):
+        found, wanted = whole.step(), without.step()
+        assert found.tokens.equal(wanted.tokens)
+        torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-10, atol=1e-10)
+    for found, wanted in zip(
+        *map(pytree.tree_leaves, (whole.state(), without.state())), strict=True
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_the_first_token_after_prompts_takes_no_step(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session.after(build("attention(position=rope)"), PROMPT)
+    monkeypatch.setattr(session._decoder, "ready", None)
+    assert session.step().tokens.shape == (3,)
+
+
+def test_before_the_first_step_a_session_after_prompts_is_where_prefill_ends(build: Build) -> None:
+    made = build("h3(d_state=8) attention")
+    state, wanted = prefill(made, RAGGED), generate(made, RAGGED, 4)
+
+    def tokens(session: Session) -> Tensor:
+        return torch.stack([session.step().tokens for _ in range(4)], dim=1)
+
+    assert tokens(Session(made, Session.after(made, RAGGED).state())).equal(wanted)
+    assert tokens(copy.copy(Session.after(made, RAGGED))).equal(wanted)
+    session = Session.after(made, RAGGED)
+    session.select([2, 0])
+    assert tokens(session).equal(wanted[[2, 0]])
+    session = Session.after(made, RAGGED[:2])
+    session.join(select_rows(state, [2, 3]))
+    assert tokens(session).equal(wanted)
+    session = Session.after(made, [RAGGED[1]] * 4)
+    session.restore(state)
+    assert tokens(session).equal(wanted)
+
+
 def together_and_alone(
     model: LanguageModel, sampling: Sampling
 ) -> tuple[list[Choice], list[list[Choice]]]:
@@ -293,7 +339,7 @@ def test_a_stream_computes_no_more_than_is_taken(build: Build) -> None:
     made.norm.register_forward_hook(count)
     tokens = stream(made, PROMPT, 4)
     next(tokens), next(tokens)
-    assert steps == 3  # the prompt but its last token, and two steps
+    assert steps == 2  # the prompt, and one step
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), NARROW], ids=["greedy", "narrow"])
@@ -403,7 +449,7 @@ def test_a_copy_of_a_session_goes_on_by_itself(
     build: Build, copied: Callable[[Session], Session]
 ) -> None:
     made = build("attention(position=rope) h3(d_state=8)")
-    session = Session(made, prefill(made, PROMPT), sampling=FREE)
+    session = Session.after(made, PROMPT, sampling=FREE)
     wanted = list(stream(made, PROMPT, 6, sampling=FREE))
     for _ in range(3):
         session.step()

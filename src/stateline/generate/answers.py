@@ -9,7 +9,6 @@ from torch import Tensor
 from stateline.data import Tokenizer
 from stateline.data.tokenizer import utf8
 from stateline.generate.session import Session
-from stateline.generate.session_state import prefill
 from stateline.generate.text import TextStream
 from stateline.models.language_model import LanguageModel
 
@@ -52,7 +51,7 @@ def answer(
         [True, True]
     """
     rows_of_tokens = [torch.tensor(prompt, dtype=torch.int64, device="cpu") for prompt in prompts]
-    session = Session(model, prefill(model, rows_of_tokens), room=max(1, *limits))
+    session = Session.after(model, rows_of_tokens, room=max(1, *limits))
     ends = torch.tensor(sorted(end), dtype=torch.int64, device=model.device)
     streams = [TextStream(tokenizer, stop) for _ in prompts]
     texts, rows = [""] * len(prompts), list(range(len(prompts)))

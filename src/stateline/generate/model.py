@@ -13,7 +13,7 @@ from stateline.data.tokenizer import FILE, ByteTokenizer
 from stateline.generate.runs import NumberTokenizer, Weights, load_run
 from stateline.generate.sampling import GREEDY, Sampling
 from stateline.generate.session import Session
-from stateline.generate.session_state import check_model, prefill, prompt_lengths
+from stateline.generate.session_state import check_model, prompt_lengths
 from stateline.generate.text import TextStream, decode_text
 from stateline.generate.tokens import check_length
 from stateline.models.checkpoint import save_model
@@ -99,7 +99,7 @@ class Model:
         rows = [self._tokens(each)[0] for each in prompts]
         texts = [TextStream(self.tokenizer, stop, after=row.tolist()) for row in rows]
         check_length(self.module, max(prompt_lengths(rows)), max_new_tokens)
-        session = Session(self.module, prefill(self.module, rows, seed=seed), sampling=sampling)
+        session = Session.after(self.module, rows, seed=seed, sampling=sampling)
         found = [""] * len(rows)
         for decoded in decode_text(session, texts, max_new_tokens):
             found[decoded.row] += decoded.text

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,15 @@ from torch.utils import _pytree as pytree
 from stateline.errors import InputError
 from stateline.generate.graphs import TRIALS, Graphs, Record
 from stateline.generate.sampling import GREEDY, Sampler, Sampling
-from stateline.generate.session_state import SessionState, check_model, output_is_nan, template
+from stateline.generate.session_state import (
+    Prompt,
+    SessionState,
+    check_model,
+    output_is_nan,
+    prefill,
+    prefill_whole,
+    template,
+)
 from stateline.layers import cat_states, select_rows
 from stateline.layers.decoder import Decoder
 from stateline.layers.state import State, form, leaves_of, trim
@@ -47,6 +56,13 @@ class Choice(NamedTuple):
             tensor([-0.6931])
         """
         return -token_losses(self.logits, self.tokens)
+
+
+class _Read(NamedTuple):
+    """Logits after prompts that were read with their last tokens; the state without these."""
+
+    logits: Float[Tensor, "batch vocab"]
+    again: Callable[[], SessionState]
 
 
 class Session:
@@ -111,10 +127,51 @@ class Session:
         self._samplings = _for_each(sampling, self._lengths)
         self._fits = False  # known after a step that was checked
         self._first_nan: Tensor | None = None
+        self._read: _Read | None = None
         self._rows_changed()
         self._graphs: Graphs | None = None
         if state.token.is_cuda:
             self.use_graphs()
+
+    @classmethod
+    def after(
+        cls,
+        model: LanguageModel,
+        prompt: Prompt,
+        *,
+        seed: int = 0,
+        sampling: Sampling | Sequence[Sampling] = GREEDY,
+        room: int = ROOM,
+    ) -> "Session":
+        """A session that begins after prompts, which are read with their last tokens.
+
+        Its first step calls no model, so the first tokens come sooner than after
+        :func:`prefill`. If a state is asked for or rows change before that step, the prompts are
+        read again, by :func:`prefill`.
+
+        Args:
+            model: A language model in evaluation mode.
+            prompt: As of :func:`prefill`.
+            seed: Seed of the random choices.
+            sampling: As of the class.
+            room: As of the class.
+
+        Raises:
+            InputError: As of :func:`prefill` and of the class.
+
+        Example:
+            >>> from stateline.models.config import ModelConfig
+            >>> model = LanguageModel(ModelConfig("h3", vocab_size=10, d_model=8)).eval()
+            >>> session = Session.after(model, torch.tensor([[1, 2, 3]]))
+            >>> session.step().tokens.shape, session.state().length
+            (torch.Size([1]), 4)
+        """
+        state, logits = prefill_whole(model, prompt, seed=seed)
+        session = cls(model, state, sampling=sampling, room=room)
+        session._lengths = state.model.position.tolist()
+        rows = [row.clone() for row in prompt]  # the caller may change them
+        session._read = _Read(logits, partial(prefill, model, rows, seed=seed))
+        return session
 
     def __copy__(self) -> "Session":
         """A session of the same model that goes on by itself: steps change a state in place."""
@@ -164,24 +221,14 @@ class Session:
         if not self._lengths:
             raise InputError("the session has no rows left: join a state before the next step")
         check_length(self.model.max_len, max(self._lengths))  # here: no value is on the device
-        steps = 1 if self._graphs is None else TRIALS
-        if self._free < steps:
-            self._make_room(steps)
-        state = self._state
-        if self._decoder.is_stale():
-            self.refresh()
-        if not self._fits:
-            self._check_kinds()
-            self._decoder.check(state.token, state.model)
-            self._fits = True
-        logits, after = self._run(state.token, state.model)
+        logits = self._next_logits() if self._read is None else self._read.logits
         self._watch(logits, check)
+        state, self._read = self._state, None
         numbers, random = self._sampler.draw(state.random)
         chosen_from = logits if adjust is None else adjust(logits)
         tokens = self._sampler.choose(chosen_from, numbers, state.seen)
         state.seen.scatter_(1, tokens[:, None], True)
-        self._state = SessionState(after, tokens, random, state.seen)
-        self._free -= 1
+        self._state = SessionState(state.model, tokens, random, state.seen)
         self._lengths = [length + 1 for length in self._lengths]
         return Choice(tokens, logits)
 
@@ -192,6 +239,7 @@ class Session:
         Raises:
             InputError: If there is no such row, or logits of one of them were NaN.
         """
+        self._before_last()
         every = torch.arange(len(self._lengths), device="cpu")
         rows = select_rows(every, rows).tolist()  # also from a mask
         self.check(rows)
@@ -220,6 +268,7 @@ class Session:
         """
         self.check()
         _check_form(self._form, state)
+        self._before_last()
         self._renew()
         parts, lengths = [state], _lengths(state)
         if self._lengths:
@@ -249,7 +298,7 @@ class Session:
                 f"a state to restore must have the {len(self._lengths)} rows of the session, got "
                 f"{len(lengths)}: select rows of the session first, or begin a new one"
             )
-        self._state, self._free, self._lengths = state, 0, lengths
+        self._state, self._free, self._lengths, self._read = state, 0, lengths, None
         self._rows_changed()
 
     @torch.no_grad()
@@ -262,6 +311,7 @@ class Session:
         Raises:
             InputError: If logits of one of them were NaN.
         """
+        self._before_last()
         self.check(rows)
         state = self._state if rows is None else select_rows(self._state, rows)
         return pytree.tree_map(torch.clone, trim(self._own(state)))
@@ -286,6 +336,27 @@ class Session:
         if self._first_nan is None:
             return []
         return (self._first_nan != _NEVER).nonzero()[:, 0].tolist()
+
+    def _next_logits(self) -> Float[Tensor, "batch vocab"]:
+        """Feed the last token of each row."""
+        steps = 1 if self._graphs is None else TRIALS
+        if self._free < steps:
+            self._make_room(steps)
+        state = self._state
+        if self._decoder.is_stale():
+            self.refresh()
+        if not self._fits:
+            self._check_kinds()
+            self._decoder.check(state.token, state.model)
+            self._fits = True
+        logits, after = self._run(state.token, state.model)
+        self._state, self._free = state._replace(model=after), self._free - 1
+        return logits
+
+    def _before_last(self) -> None:
+        """Go back to the state before the last tokens, if the first step was not taken yet."""
+        if self._read is not None:
+            self.go_back(self._read.again())
 
     def _own(self, state: SessionState) -> SessionState:
         """The state with every tensor in its own precision."""

@@ -1,11 +1,11 @@
 """The state of a batch of texts, and prefill: reading texts into it."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
@@ -16,6 +16,8 @@ from stateline.settings import check_kind, check_unwrapped
 
 PREFILL_CHUNK = 1024
 """Prompt tokens that are read at a time, whose activations are in memory together."""
+
+StateT = TypeVar("StateT", bound=Any)
 
 Prompt = Int[Tensor, "batch length"] | Sequence[Int[Tensor, "_"]]
 
@@ -63,20 +65,52 @@ def prefill(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionSt
         InputError: If a prompt is empty or has another shape, has a token outside the vocabulary,
             or is too long for a model with learned positions, or if the seed is out of range.
     """
+    parts, order = [], []
+    for rows, tokens in _by_length(model, prompt):
+        parts.append(extend(model, first_token(model, tokens[:, 0]), tokens[:, 1:]))
+        order += rows
+    return seeded(_in_order(parts, order), seed)
+
+
+@torch.inference_mode()
+def prefill_whole(
+    model: LanguageModel, prompt: Prompt, *, seed: int = 0
+) -> tuple[SessionState, Float[Tensor, "batch vocab"]]:
+    """Read the prompts of a batch of texts with their last tokens; arguments as of :func:`prefill`.
+
+    Returns:
+        The state, in which the last token of each row is fed already, and the logits after it.
+    """
+    parts, order = [], []
+    for rows, tokens in _by_length(model, prompt):
+        check_length(model.max_len, tokens.shape[1])
+        state = first_token(model, tokens[:, -1])
+        after, logits = _feed(model, state.model, tokens, keep=1)
+        seen = state.seen.scatter_(1, tokens, True)
+        parts.append((state._replace(model=after, seen=seen), logits[:, 0]))
+        order += rows
+    state, logits = _in_order(parts, order)
+    return seeded(state, seed), logits
+
+
+def _by_length(model: LanguageModel, prompt: Prompt) -> Iterator[tuple[list[int], Tensor]]:
+    """The numbers of the rows of each length, and their tokens, after a check of all rows."""
     check_model(model)
     rows_by_length: dict[int, list[int]] = defaultdict(list)
     for row, length in enumerate(prompt_lengths(prompt)):
         model.check_tokens(prompt[row])
         rows_by_length[length].append(row)
-    device, parts = model.device, []
     for rows in rows_by_length.values():
-        tokens = torch.stack([prompt[row].long() for row in rows]).to(device)
-        parts.append(extend(model, first_token(model, tokens[:, 0]), tokens[:, 1:]))
+        yield rows, torch.stack([prompt[row].long() for row in rows]).to(model.device)
+
+
+def _in_order(parts: Sequence[StateT], rows: Sequence[int]) -> StateT:
+    """The parts of a batch together, row ``rows[i]`` of the batch from the ``i``-th."""
     if len(parts) == 1:  # the rows are in order, and a state is not copied
-        return seeded(parts[0], seed)
-    read = [row for rows in rows_by_length.values() for row in rows]
-    order = torch.tensor(read, device=device).argsort()
-    return seeded(select_rows(cat_states(parts), order), seed)
+        return parts[0]
+    places = torch.tensor(rows, device="cpu").argsort()
+    batch: StateT = select_rows(cat_states(parts), places)
+    return batch
 
 
 def prompt_lengths(prompt: Prompt) -> list[int]:
@@ -120,12 +154,25 @@ def extend(
     if model.max_len is not None:  # on a GPU, the calls of the model do not check this
         check_length(model.max_len, state.length - 1 + tokens.shape[1])
     tokens = tokens.to(state.token.device)
-    after = state.model
     fed = torch.cat([state.token[:, None], tokens[:, :-1]], dim=1)
-    for chunk in fed.split(PREFILL_CHUNK, dim=1):
-        after = model.forward_chunk(chunk, after, keep=0)[1]
+    after, _ = _feed(model, state.model, fed, keep=0)
     last = tokens[:, -1].clone()  # a view would hold all tokens as long as the state
     return SessionState(after, last, state.random, state.seen.scatter(1, tokens, True))
+
+
+def _feed(
+    model: LanguageModel,
+    state: LanguageModelState,
+    tokens: Int[Tensor, "batch length"],
+    *,
+    keep: int,
+) -> tuple[LanguageModelState, Float[Tensor, "batch keep vocab"]]:
+    """The state after tokens, which are read in chunks, and the logits after the last ``keep``."""
+    *chunks, last = tokens.split(PREFILL_CHUNK, dim=1)
+    for chunk in chunks:
+        state = model.forward_chunk(chunk, state, keep=0)[1]
+    logits, state = model.forward_chunk(last, state, keep=keep)
+    return state, logits
 
 
 def seeded(state: SessionState, seed: int) -> SessionState:

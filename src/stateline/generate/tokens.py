@@ -13,7 +13,6 @@ from stateline.generate.session import ROOM, Choice, Session
 from stateline.generate.session_state import (
     Prompt,
     check_model,
-    prefill,
     prompt_lengths,
     seeded,
 )
@@ -52,11 +51,11 @@ def stream(
     check_length(model, max(prompt_lengths(prompt)), max_new_tokens)
     room = max(1, min(max_new_tokens, ROOM))
     if prefixes is None:
-        state, keys = prefill(model, prompt, seed=seed), []
+        session = Session.after(model, prompt, seed=seed, sampling=sampling, room=room)
     else:
         read = [prefixes.read(row) for row in prompt]
         state, keys = seeded(cat_states([row.state for row in read]), seed), [r.key for r in read]
-    session = Session(model, state, sampling=sampling, room=room)
+        session = Session(model, state, sampling=sampling, room=room)
     for _ in range(max_new_tokens):
         choice = session.step()
         if prefixes is not None:
