@@ -226,7 +226,11 @@ def prose(text: str) -> Iterator[str]:
             yield part
 
 
-GUIDES = {page: text for page, text in PAGES.items() if not page.startswith(("papers/", "layers/"))}
+GUIDES = {
+    page: text
+    for page, text in PAGES.items()
+    if not page.startswith(("papers/", "layers/", "gallery/"))
+}
 """The pages that a user reads from beginning to end."""
 
 
