@@ -526,7 +526,10 @@ def tiny_tokenizer(folder: Path) -> None:
     vocabulary = {letter: number for number, letter in enumerate(ascii_letters + "_.,:;!?-+")}
     model = tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="_")
     tokenizers.Tokenizer(model).save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}  # not that of the model's family
+    # Not those of the model's family: the class of Qwen adds a token for each that is not named.
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | dict.fromkeys(
+        ("unk_token", "eos_token", "pad_token"), "_"
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
